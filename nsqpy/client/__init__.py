@@ -1,0 +1,1 @@
+"""The client library: producers and consumers over asyncio, and blocking wrappers."""

@@ -1,0 +1,1 @@
+"""The nsqd program: moves bytes, wakes tasks, reads the clock."""

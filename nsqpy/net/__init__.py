@@ -1,0 +1,1 @@
+"""What the programs share over asyncio and aiohttp; knows nothing of queues."""

@@ -1,0 +1,1 @@
+"""Command-line tools for people and scripts, one file each."""

@@ -1,0 +1,1 @@
+"""nsqlookupd: discovery of topics and the daemons that serve them."""
