@@ -1,0 +1,471 @@
+"""One queue's log: append, read back, acknowledge, replay.
+
+The log is a directory of segments. New batches go to the end of the last one; one reader goes
+through them from the front; what is done with is acknowledged by number, in any order. A segment
+whose records are all acknowledged is deleted. Numbers rise by one for each record and are never
+used again while the log is open.
+
+The log does not decide when anything is synced: ``take_unsynced`` hands out the files that need
+it, and the caller syncs them wherever it likes. Source: DESIGN 3; docs/storage.md.
+"""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from nsqpy.errors import CorruptionError, StorageError
+from nsqpy.message import BATCH_MAX_BYTES, Batch, decode_batch
+from nsqpy.storage.block import BLOCK_HEADER_BYTES, BlockHeader, decode_block, encode_block_header
+from nsqpy.storage.files import File, Files
+from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, BadStretch, Segment
+
+__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "StoredRun"]
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 512 * 1024
+
+
+class StoredRun(NamedTuple):
+    """Messages ``start`` to ``stop`` of ``batch``; the first of them is record ``number``."""
+
+    batch: Batch
+    start: int
+    stop: int
+    number: int
+
+
+class LogListener(Protocol):
+    """Whoever decides when a log is flushed and synced."""
+
+    def note_acked(self, queue_log: "DiskQueue") -> None:
+        """Acknowledgements wait for ``flush``."""
+
+    def note_unsynced(self, queue_log: "DiskQueue") -> None:
+        """Files have been written since the last ``take_unsynced``."""
+
+    def note_sync_overdue(self, queue_log: "DiskQueue") -> None:
+        """``sync_every`` writes have been made since."""
+
+
+class DiskQueue:
+    """A log in ``directory``; ``name`` is how log lines call it.
+
+    ``depth`` counts records not acknowledged, ``unread`` those of them that ``read`` has not
+    handed out yet.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        *,
+        name: str,
+        segment_max_bytes: int,
+        sync_every: int,
+        listener: LogListener,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._name = name
+        self._segment_max_bytes = segment_max_bytes
+        self._sync_every = sync_every
+        self._listener = listener
+        self._segments: list[Segment] = []
+        self._first_numbers: list[int] = []
+        self._next_number = 1
+        self._cursor = 0  # index of the segment being read
+        self._cursor_offset = SEGMENT_HEADER_BYTES
+        self._cursor_number = 1
+        self._acked: dict[Segment, None] = {}
+        self._unsynced: dict[File, None] = {}
+        self._syncing: set[File] = set()
+        self._retired: list[File] = []
+        self.depth = 0
+        self.unread = 0
+        self.bad_blocks = 0
+        self._operations = 0
+
+    # -- start ------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make the directory, or find what a previous process left in it: every record without
+        an acknowledgement is unread.
+
+        Raises:
+            StorageError: the directory cannot be read.
+        """
+        try:
+            self._replay()
+        except OSError as error:
+            raise StorageError(self._directory, str(error)) from error
+
+    def _replay(self) -> None:
+        self._files.make_directory(self._directory)
+        names = self._files.list_directory(self._directory)
+        journals = {name for name in names if name.endswith(".journal")}
+        for name in names:
+            if name.endswith(SEGMENT_SUFFIX):
+                number = int(name.removesuffix(SEGMENT_SUFFIX))
+                self._segments.append(Segment(self._files, self._directory, number))
+        for segment, following in zip(self._segments, self._segments[1:], strict=False):
+            segment.size = segment.opened().size()
+            segment.records = segment.outstanding = following.first_number - segment.first_number
+        if self._segments:
+            last = self._segments[-1]
+            cut = last.recover()
+            if cut:
+                log.warning("%s: cut %d torn bytes off %s", self._name, cut, last.path)
+            self._next_number = last.stop_number
+        for segment in self._segments:
+            if segment.journal.path.rpartition("/")[2] in journals:
+                segment.replay_journal()
+            if segment.file is not None and segment is not self._segments[-1]:
+                segment.file.close()
+                segment.file = None
+        self._first_numbers = [segment.first_number for segment in self._segments]
+        self.depth = self.unread = sum(segment.outstanding for segment in self._segments)
+        if self._segments:
+            self._cursor_number = self._first_numbers[0]
+        self._delete_finished()
+
+    # -- append -----------------------------------------------------------------------------
+
+    def append(self, batches: Sequence[Batch], *, held: bool) -> int:
+        """Store batches, one block each, in one write; return the first record's number.
+
+        Numbers go on from there without a gap. With ``held`` the caller keeps the messages in
+        memory and ``read`` will pass over them; that is only possible when nothing is unread.
+
+        Raises:
+            StorageError: nothing of it is stored.
+        """
+        assert not held or not self.unread
+        number = self._next_number
+        buffers: list[bytes] = []
+        size = records = 0
+        for batch in batches:
+            buffers.append(encode_block_header(batch, number + records))
+            buffers.append(batch.data)
+            size += BLOCK_HEADER_BYTES + len(batch.data)
+            records += len(batch.offsets) - 1
+        try:
+            segment = self._segment_for(size)
+            file = segment.append(buffers, size, records)
+        except OSError as error:
+            raise StorageError(self._directory, error.strerror or str(error)) from error
+        self._note_write(file)
+        self._next_number = number + records
+        self.depth += records
+        if held:
+            self._cursor = len(self._segments) - 1
+            self._cursor_offset = segment.size
+            self._cursor_number = self._next_number
+        else:
+            self.unread += records
+        return number
+
+    def _segment_for(self, size: int) -> Segment:
+        """The segment that takes the next ``size`` bytes: the last one, or a new one."""
+        if self._segments:
+            last = self._segments[-1]
+            if not last.size or last.size + size <= self._segment_max_bytes:
+                return last
+        segment = Segment(self._files, self._directory, self._next_number)
+        segment.opened()
+        if not self._segments:
+            self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
+            self._cursor_number = self._next_number
+        self._segments.append(segment)
+        self._first_numbers.append(segment.first_number)
+        self._delete_finished()
+        return segment
+
+    def _note_write(self, file: File) -> None:
+        if not self._unsynced:
+            self._listener.note_unsynced(self)
+        self._unsynced[file] = None
+        self._operations += 1
+        if self._operations == self._sync_every:
+            self._listener.note_sync_overdue(self)
+
+    # -- read back --------------------------------------------------------------------------
+
+    def read(self, max_bytes: int = READ_BYTES) -> list[StoredRun]:
+        """The next messages in order, about ``max_bytes`` of them; empty only at the end.
+
+        A block that is damaged is set aside and passed over.
+
+        Raises:
+            StorageError: the file cannot be read; the next call tries again.
+        """
+        runs: list[StoredRun] = []
+        try:
+            while self.unread and not runs:
+                segment = self._segments[self._cursor]
+                if self._cursor_offset >= segment.size:
+                    self._next_segment()
+                else:
+                    self._read_segment(segment, max_bytes, runs)
+        except OSError as error:
+            raise StorageError(self._directory, error.strerror or str(error)) from error
+        return runs
+
+    def _next_segment(self) -> None:
+        done = self._segments[self._cursor]
+        lost = done.stop_number - self._cursor_number
+        if lost > 0:  # its last blocks were damaged
+            self._give_up(done, self._cursor_number, lost)
+            self._cursor_number = done.stop_number
+        if done is self._segments[-1]:
+            assert not self.unread, "unread records behind the end of the log"
+            return
+        self._cursor += 1
+        self._cursor_offset = SEGMENT_HEADER_BYTES
+        self._cursor_number = self._segments[self._cursor].first_number
+        if done.file is not None:
+            self._retire(done.file)
+            done.file = None
+        self._delete_finished()
+
+    def _read_segment(self, segment: Segment, max_bytes: int, runs: list[StoredRun]) -> None:
+        joined = _JoinedBlocks(runs)
+        for item in segment.blocks(self._cursor_offset, max_bytes):
+            if isinstance(item, BadStretch):
+                self._set_aside(segment, item.offset, item.stop, item.reason)
+            else:
+                try:
+                    self._take_block(segment, item.header, item.frames, item.offset, joined)
+                except CorruptionError as error:
+                    self._set_aside(segment, item.offset, item.stop, error.reason)
+            self._cursor_offset = item.stop
+        joined.end()
+
+    def _take_block(
+        self,
+        segment: Segment,
+        header: BlockHeader,
+        frames: bytes,
+        offset: int,
+        joined: "_JoinedBlocks",
+    ) -> None:
+        batch = decode_block(header, frames, segment.path, offset)
+        number = header.first_number
+        if number > self._cursor_number:
+            self._give_up(segment, self._cursor_number, number - self._cursor_number)
+        self._cursor_number = number + header.records
+        first = number - segment.first_number
+        acked = segment.acked_count(first, first + header.records)
+        self.unread -= header.records - acked
+        if acked == 0:
+            joined.add(batch, number)
+        elif acked < header.records:
+            joined.end()
+            joined.runs.extend(_live_runs(segment, batch, number))
+
+    def _set_aside(self, segment: Segment, offset: int, stop: int, reason: str) -> None:
+        """Keep damaged bytes in a ``.bad`` file beside the segment, for salvage."""
+        self.bad_blocks += 1
+        path = f"{segment.path}.{offset}.bad"
+        log.error(
+            "%s: %s at byte %d: %s; set aside in %s", self._name, segment.path, offset, reason, path
+        )
+        self._files.replace_whole(path, segment.opened().read_at(stop - offset, offset))
+
+    def _give_up(self, segment: Segment, number: int, count: int) -> None:
+        """Records whose block is damaged will never be delivered: nobody waits for them."""
+        for record in range(number, number + count):
+            if not segment.is_acked(record - segment.first_number):
+                self.unread -= 1
+                self.acknowledge(record, 1)
+
+    # -- acknowledge ------------------------------------------------------------------------
+
+    def acknowledge(self, number: int, count: int) -> None:
+        """``count`` records from ``number`` on are done with. On disk after the next flush."""
+        self.depth -= count
+        if not self._acked:
+            self._listener.note_acked(self)
+        while count:
+            index = bisect_right(self._first_numbers, number) - 1
+            segment = self._segments[index]
+            part = min(count, segment.stop_number - number)
+            segment.acknowledge(number - segment.first_number, part)
+            self._acked[segment] = None
+            number += part
+            count -= part
+
+    def flush(self) -> None:
+        """Write what was acknowledged since the last flush, one write a segment.
+
+        Raises:
+            StorageError: what could not be written stays pending.
+        """
+        acked, self._acked = self._acked, {}
+        finished = False
+        while acked:
+            segment = next(iter(acked))
+            if not segment.outstanding and segment is not self._segments[-1]:
+                finished = True
+            else:
+                try:
+                    file = segment.flush()
+                except OSError as error:
+                    self._acked = acked
+                    raise StorageError(self._directory, error.strerror or str(error)) from error
+                if file is not None:
+                    self._note_write(file)
+            del acked[segment]
+        if finished:
+            self._delete_finished()
+
+    def _delete_finished(self) -> None:
+        """Delete segments without anything outstanding; never the one being written."""
+        last = len(self._segments) - 1
+        keep = [
+            segment
+            for index, segment in enumerate(self._segments)
+            if index == last or segment.outstanding
+        ]
+        if len(keep) == len(self._segments):
+            return
+        current = self._segments[self._cursor]
+        for segment in self._segments:
+            if segment not in keep:
+                self._drop(segment)
+        position = bisect_right([segment.first_number for segment in keep], current.first_number)
+        if current in keep:
+            self._cursor = position - 1
+        else:
+            self._cursor = position
+            self._cursor_offset = SEGMENT_HEADER_BYTES
+            self._cursor_number = keep[position].first_number
+        self._segments = keep
+        self._first_numbers = [segment.first_number for segment in keep]
+
+    def _drop(self, segment: Segment) -> None:
+        self._acked.pop(segment, None)
+        # The segment goes first: a journal without a segment is harmless, the reverse redelivers.
+        paths = [segment.path]
+        if segment.journal.file is not None or segment.acked is not None:
+            paths.append(segment.journal.path)
+        for file in (segment.file, segment.journal.file):
+            if file is not None:
+                self._retire(file)
+        segment.file = segment.journal.file = None
+        for path in paths:
+            try:
+                self._files.remove(path)
+            except FileNotFoundError:
+                pass  # a journal that never had to be written
+            except OSError as error:
+                log.error("%s: cannot delete %s: %s", self._name, path, error)
+
+    # -- sync and close ---------------------------------------------------------------------
+
+    def take_unsynced(self) -> list[File]:
+        """The files written since the last call; call ``synced`` when they are on the device."""
+        files = list(self._unsynced)
+        self._unsynced = {}
+        self._syncing.update(files)
+        self._operations = 0
+        return files
+
+    def synced(self, files: Sequence[File]) -> None:
+        """``files`` need no sync any more; those no longer in use are closed now."""
+        self._syncing.difference_update(files)
+        retired = [file for file in self._retired if file not in self._syncing]
+        self._retired = [file for file in self._retired if file in self._syncing]
+        for file in retired:
+            file.close()
+
+    def _retire(self, file: File) -> None:
+        # A descriptor that a sync in another thread is using must not be closed under it.
+        if file in self._syncing or file in self._unsynced:
+            self._retired.append(file)
+        else:
+            file.close()
+
+    def empty(self) -> None:
+        """Forget every record, delivered or not. Numbers go on."""
+        for segment in self._segments:
+            self._drop(segment)
+        self._segments, self._first_numbers, self._acked = [], [], {}
+        self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
+        self._cursor_number = self._next_number
+        self.depth = self.unread = 0
+
+    def close(self) -> None:
+        """Flush, sync and let go of the files.
+
+        Raises:
+            StorageError: what is not on the device may come again after a crash.
+        """
+        try:
+            self.flush()
+            for file in self.take_unsynced():
+                file.sync()
+        except OSError as error:
+            raise StorageError(self._directory, error.strerror or str(error)) from error
+        finally:
+            for segment in self._segments:
+                for open_file in (segment.file, segment.journal.file):
+                    if open_file is not None:
+                        self._retire(open_file)
+            self.synced(list(self._syncing))
+
+
+class _JoinedBlocks:
+    """Joins neighbouring small blocks, so that single publishes are read back as batches."""
+
+    __slots__ = ("_count", "_deliver_at_ns", "_number", "_parts", "_size", "runs")
+
+    def __init__(self, runs: list[StoredRun]) -> None:
+        self.runs = runs
+        self._parts: list[Batch] = []
+        self._number = self._count = self._size = self._deliver_at_ns = 0
+
+    def add(self, batch: Batch, number: int) -> None:
+        size = len(batch.data)
+        fits = (
+            self._parts
+            and number == self._number + self._count
+            and batch.deliver_at_ns == self._deliver_at_ns
+            and self._size + size <= BATCH_MAX_BYTES
+        )
+        if not fits:
+            self.end()
+            self._number, self._count, self._size = number, 0, 0
+            self._deliver_at_ns = batch.deliver_at_ns
+        self._parts.append(batch)
+        self._count += len(batch)
+        self._size += size
+
+    def end(self) -> None:
+        if not self._parts:
+            return
+        if len(self._parts) == 1:
+            batch = self._parts[0]
+        else:
+            data = b"".join([part.data for part in self._parts])
+            batch = decode_batch(data, self._count, self._deliver_at_ns)
+        self.runs.append(StoredRun(batch, 0, self._count, self._number))
+        self._parts = []
+
+
+def _live_runs(segment: Segment, batch: Batch, number: int) -> list[StoredRun]:
+    """The stretches of ``batch`` that are not acknowledged."""
+    runs: list[StoredRun] = []
+    first = number - segment.first_number
+    start: int | None = None
+    for index in range(len(batch)):
+        if segment.is_acked(first + index):
+            if start is not None:
+                runs.append(StoredRun(batch, start, index, number + start))
+                start = None
+        elif start is None:
+            start = index
+    if start is not None:
+        runs.append(StoredRun(batch, start, len(batch), number + start))
+    return runs

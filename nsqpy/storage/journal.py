@@ -1,0 +1,65 @@
+"""The acknowledgements of one segment: an append-only file of number ranges beside it.
+
+One group is written for each flush, whatever it holds::
+
+    0       4       8
+    | count | crc   | count x (offset u32, length u32)
+
+``offset`` counts records from the segment's first. ``crc`` is CRC-32C of the ranges. A group that
+is cut off or damaged ends the journal: what came after it is delivered once more, never lost.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import google_crc32c
+
+from nsqpy.storage.files import File, Files
+
+__all__ = ["Journal"]
+
+_GROUP = struct.Struct(">II")
+_RANGE_BYTES = 8
+
+
+class Journal:
+    """Opened with the first acknowledgement; ``file`` is None until then."""
+
+    __slots__ = ("_files", "_size", "file", "path")
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._size = 0
+        self.path = path
+        self.file: File | None = None
+
+    def append(self, ranges: Sequence[int]) -> File:
+        """Write one group; ``ranges`` is offset, length, offset, length and so on.
+
+        Raises:
+            OSError: nothing of the group counts.
+        """
+        if self.file is None:
+            self.file = self._files.open(self.path, create=True)
+        packed = struct.pack(f">{len(ranges)}I", *ranges)
+        group = _GROUP.pack(len(ranges) // 2, google_crc32c.value(packed)) + packed
+        self.file.write_at([group], self._size)
+        self._size += len(group)
+        return self.file
+
+    def replay(self) -> list[tuple[int, int]]:
+        """All ranges ever acknowledged, from the file; what follows is appended after them."""
+        content = self._files.read_whole(self.path)
+        ranges: list[tuple[int, int]] = []
+        at = 0
+        while at + _GROUP.size <= len(content):
+            count, crc = _GROUP.unpack_from(content, at)
+            stop = at + _GROUP.size + count * _RANGE_BYTES
+            packed = content[at + _GROUP.size : stop]
+            if stop > len(content) or google_crc32c.value(packed) != crc:
+                break
+            flat = struct.unpack(f">{2 * count}I", packed)
+            ranges.extend(zip(flat[0::2], flat[1::2], strict=True))
+            at = stop
+        self._size = at
+        return ranges

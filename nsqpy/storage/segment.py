@@ -1,0 +1,220 @@
+"""One append-only file of blocks, and which of its records are acknowledged.
+
+The file starts with 16 bytes, ``NQSEG001`` and the number of its first record (big-endian), which
+its name repeats; blocks follow back to back.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from nsqpy.errors import CorruptionError
+from nsqpy.storage.block import (
+    BLOCK_HEADER_BYTES,
+    BLOCK_MAGIC,
+    BlockHeader,
+    decode_block,
+    parse_block_header,
+)
+from nsqpy.storage.files import File, Files
+from nsqpy.storage.journal import Journal
+
+__all__ = ["SEGMENT_HEADER_BYTES", "SEGMENT_SUFFIX", "BadStretch", "Segment", "StoredBlock"]
+
+SEGMENT_HEADER_BYTES = 16
+SEGMENT_SUFFIX = ".segment"
+_HEADER = struct.Struct(">8sQ")
+_MAGIC = b"NQSEG001"
+_SCAN_BYTES = 1024 * 1024
+
+
+class StoredBlock(NamedTuple):
+    """A block that passed its checksums; ``stop`` is the offset behind it."""
+
+    header: BlockHeader
+    frames: bytes
+    offset: int
+    stop: int
+
+
+class BadStretch(NamedTuple):
+    """Bytes that are no block; the next header that can be trusted is at ``stop``."""
+
+    offset: int
+    stop: int
+    reason: str
+
+
+class Segment:
+    """Records ``first_number`` to ``first_number + records``; ``outstanding`` are not yet acked.
+
+    ``pending`` holds the acknowledgements that are not in the journal yet.
+    """
+
+    __slots__ = (
+        "_files",
+        "acked",
+        "file",
+        "first_number",
+        "journal",
+        "outstanding",
+        "path",
+        "pending",
+        "records",
+        "size",
+    )
+
+    def __init__(self, files: Files, directory: str, first_number: int) -> None:
+        self._files = files
+        base = f"{directory}/{first_number:020d}"
+        self.path = base + SEGMENT_SUFFIX
+        self.journal = Journal(files, base + ".journal")
+        self.first_number = first_number
+        self.file: File | None = None
+        self.size = 0
+        self.records = 0
+        self.outstanding = 0
+        self.acked: bytearray | None = None
+        self.pending: list[int] = []
+
+    @property
+    def stop_number(self) -> int:
+        return self.first_number + self.records
+
+    def opened(self) -> File:
+        if self.file is None:
+            self.file = self._files.open(self.path, create=True)
+        return self.file
+
+    def append(self, buffers: Sequence[bytes], size: int, records: int) -> File:
+        """Write blocks of ``size`` bytes at the end.
+
+        Raises:
+            OSError: the segment is as it was; what was written of it will be overwritten.
+        """
+        file = self.opened()
+        if self.size == 0:
+            head = _HEADER.pack(_MAGIC, self.first_number)
+            file.write_at([head, *buffers], 0)
+            self.size = SEGMENT_HEADER_BYTES
+        else:
+            file.write_at(buffers, self.size)
+        self.size += size
+        self.records += records
+        self.outstanding += records
+        return file
+
+    def acknowledge(self, offset: int, count: int) -> None:
+        """Mark ``count`` records from ``offset`` on (counted from the first) as done."""
+        stop = offset + count
+        if self.acked is None:
+            self.acked = bytearray(self.records)
+        elif len(self.acked) < stop:
+            self.acked.extend(bytes(self.records - len(self.acked)))
+        assert stop <= len(self.acked), "acknowledged what was never written"
+        assert not self.acked.count(1, offset, stop), "acknowledged twice"
+        self.acked[offset:stop] = b"\x01" * count
+        self.outstanding -= count
+        pending = self.pending
+        if pending and pending[-2] + pending[-1] == offset:
+            pending[-1] += count
+        else:
+            pending += (offset, count)
+
+    def is_acked(self, offset: int) -> bool:
+        return self.acked is not None and offset < len(self.acked) and self.acked[offset] == 1
+
+    def acked_count(self, offset: int, stop: int) -> int:
+        """How many of the records ``offset`` to ``stop`` are acknowledged."""
+        return self.acked.count(1, offset, stop) if self.acked else 0
+
+    def flush(self) -> File | None:
+        """Write pending acknowledgements to the journal; they stay pending if that fails."""
+        if not self.pending:
+            return None
+        file = self.journal.append(self.pending)
+        self.pending = []
+        return file
+
+    def replay_journal(self) -> None:
+        """Read which records are acknowledged; those beyond the segment's end are ignored."""
+        done = bytearray(self.records)
+        for offset, count in self.journal.replay():
+            stop = min(offset + count, self.records)
+            if offset < stop:
+                done[offset:stop] = b"\x01" * (stop - offset)
+        self.acked = done
+        self.outstanding = self.records - done.count(1)
+
+    def blocks(self, offset: int, max_bytes: int) -> Iterator[StoredBlock | BadStretch]:
+        """What stands from ``offset`` on, about ``max_bytes`` of it but at least one item."""
+        file = self.opened()
+        want = min(max_bytes, self.size - offset)
+        buffer = file.read_at(want, offset)
+        at = 0
+        while at < len(buffer):
+            try:
+                header = parse_block_header(buffer, at, self.path, offset + at)
+                stop = at + BLOCK_HEADER_BYTES + header.length
+                if stop > len(buffer) and offset + stop <= self.size:
+                    if at:
+                        return
+                    buffer = file.read_at(stop, offset)
+                frames = buffer[at + BLOCK_HEADER_BYTES : stop]
+                if len(frames) < header.length:
+                    raise CorruptionError(self.path, offset + at, "block is cut off")
+            except CorruptionError as error:
+                if at and len(buffer) - at < BLOCK_HEADER_BYTES and offset + want < self.size:
+                    return  # only the buffer ends here
+                bad_stop = self._next_header(offset + at + 1)
+                yield BadStretch(offset + at, bad_stop, error.reason)
+                return
+            yield StoredBlock(header, frames, offset + at, offset + stop)
+            at = stop
+
+    def _next_header(self, offset: int) -> int:
+        """The offset of the next trustworthy header at or behind ``offset``, or the end."""
+        file = self.opened()
+        while offset < self.size:
+            buffer = file.read_at(min(_SCAN_BYTES, self.size - offset), offset)
+            if not buffer:
+                break
+            at = buffer.find(BLOCK_MAGIC)
+            while at >= 0:
+                head = file.read_at(BLOCK_HEADER_BYTES, offset + at)
+                try:
+                    parse_block_header(head, 0, self.path, offset + at)
+                except CorruptionError:
+                    at = buffer.find(BLOCK_MAGIC, at + 1)
+                else:
+                    return offset + at
+            # A header may lie across the edge of two reads.
+            offset += max(len(buffer) - BLOCK_HEADER_BYTES, 1)
+        return self.size
+
+    def recover(self) -> int:
+        """Find the valid end after a crash, take it as ``size``, and count the records.
+
+        Returns the number of bytes behind the end that were cut off.
+        """
+        file = self.opened()
+        whole = file.size()
+        self.size = whole
+        self.records = 0
+        end = offset = min(SEGMENT_HEADER_BYTES, whole)
+        while offset < whole:
+            for item in self.blocks(offset, _SCAN_BYTES):
+                offset = item.stop
+                if isinstance(item, BadStretch):
+                    break
+                try:
+                    decode_block(item.header, item.frames, self.path, item.offset)
+                except CorruptionError:
+                    continue
+                end = item.stop
+                self.records = item.header.first_number + item.header.records - self.first_number
+        if end < whole:
+            file.truncate(end)
+        self.size = end if end > SEGMENT_HEADER_BYTES else 0
+        self.outstanding = self.records
+        return whole - end
