@@ -1,0 +1,634 @@
+"""All topics of one daemon, and the turn in which everything happens.
+
+A turn is one pass over the agenda: what has expired is queued again, every topic routes and pumps,
+every channel dispatches, acknowledgements are written. The daemon calls ``turn`` once after each
+round of socket reads and then writes once to each connection; a simulation calls it whenever it
+likes. Nothing here waits, and time arrives as an argument.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from nsqpy.clock import SECOND, Instant
+from nsqpy.core.agenda import Agenda
+from nsqpy.core.channel import Channel
+from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.guid import GUIDFactory
+from nsqpy.core.layout import Layout
+from nsqpy.core.stats import BrokerStats, ChannelStats, TopicStats, select
+from nsqpy.core.subscription import Subscription
+from nsqpy.core.topic import ExitingError, Ticket, Topic
+from nsqpy.errors import NSQError, ProtocolError, StorageError
+from nsqpy.names import is_ephemeral
+from nsqpy.protocol.identify import Limits
+from nsqpy.storage.diskqueue import DiskQueue
+from nsqpy.storage.files import File, Files
+from nsqpy.storage.metadata import TopicMetadata, load_metadata, save_metadata
+from nsqpy.version import NSQ_VERSION
+
+if TYPE_CHECKING:
+    from nsqpy.config import NsqdConfig
+    from nsqpy.core.session import Session
+
+__all__ = ["Broker", "ConsumerLimitError", "NotFoundError", "SyncWork", "TopologyEvent"]
+
+log = logging.getLogger(__name__)
+
+_RETRY_NS = SECOND // 4
+
+
+class NotFoundError(NSQError):
+    """No topic or channel of that name; ``kind`` is ``topic`` or ``channel``."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(kind, name)
+        self.kind = kind
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"no {self.kind} {self.name}"
+
+
+class ConsumerLimitError(NSQError):
+    """``--max-channel-consumers`` is reached."""
+
+    def __init__(self, channel: Channel, limit: int) -> None:
+        super().__init__(channel, limit)
+        self.channel = channel
+        self.limit = limit
+
+    def __str__(self) -> str:
+        where = f"{self.channel.topic_name}:{self.channel.name}"
+        return f"consumers for {where} exceeds limit of {self.limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyEvent:
+    """A topic (``channel`` None) or channel appeared or went."""
+
+    topic: str
+    channel: str | None
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWork:
+    """Files to sync, and who waits for it. ``run`` may be called in another thread."""
+
+    files: dict[DiskQueue, list[File]]
+    tickets: list[Ticket]
+
+    def run(self) -> None:
+        """Return when everything written before this work was taken is on the device.
+
+        Raises:
+            OSError: the device refused; nothing can be said about the files' content.
+        """
+        for files in self.files.values():
+            for file in files:
+                file.sync()
+
+
+class TopologyListener(Protocol):
+    def __call__(self, event: TopologyEvent) -> None: ...
+
+
+class Broker:
+    """Owns the topic map. ``wake`` asks the daemon for a turn."""
+
+    def __init__(
+        self,
+        config: "NsqdConfig",
+        files: Files,
+        random: Random,
+        *,
+        wake: Callable[[], None],
+        start: Instant,
+    ) -> None:
+        self.config = config
+        self.start_time_s = start.wall_ns // SECOND
+        self.topics: dict[str, Topic] = {}
+        self.sessions: dict[Session, None] = {}
+        self.listeners: list[TopologyListener] = []
+        self.exiting = False
+        self._files = files
+        self._random = random
+        self._layout = Layout(config.data_path or ".")
+        self._agenda = Agenda(wake)
+        self._now = start
+        self._deadlines: DeadlineHeap[Channel] = DeadlineHeap()
+        self._log_all = config.durability != "memory"
+        self._awaiting_sync: list[Ticket] = []
+        self._unsynced: dict[DiskQueue, None] = {}
+        self._unsynced_since_ns = NEVER
+        self._sync_overdue = False
+        self._retry: list[Topic | Channel | DiskQueue] = []
+        self._retry_ns = NEVER
+        self._fault = ""
+        self._metadata_stale = False
+
+    @property
+    def limits(self) -> Limits:
+        """What IDENTIFY may negotiate."""
+        config = self.config
+        return Limits(
+            max_heartbeat_interval_ns=config.max_heartbeat_interval_ns,
+            min_output_buffer_timeout_ns=config.min_output_buffer_timeout_ns,
+            max_output_buffer_timeout_ns=config.max_output_buffer_timeout_ns,
+            output_buffer_timeout_ns=config.output_buffer_timeout_ns,
+            max_output_buffer_size=config.max_output_buffer_size,
+            msg_timeout_ns=config.msg_timeout_ns,
+            max_msg_timeout_ns=config.max_msg_timeout_ns,
+            max_rdy_count=config.max_rdy_count,
+            max_deflate_level=config.max_deflate_level,
+            topology_region=config.topology_region,
+            topology_zone=config.topology_zone,
+            version=NSQ_VERSION,
+        )
+
+    @property
+    def health(self) -> str:
+        """``OK``, or ``NOK - `` and the last storage error, until a write succeeds again."""
+        return f"NOK - {self._fault}" if self._fault else "OK"
+
+    def rouse(self) -> None:
+        """Ask for a turn."""
+        self._agenda.rouse()
+
+    # -- start and stop ---------------------------------------------------------------------
+
+    def load(self, now: Instant) -> None:
+        """Take up every topic and channel of the data directory.
+
+        What exists is what the metadata lists and what has a directory: the metadata file is
+        written after the fact, a directory before anything is in it.
+
+        Raises:
+            StorageError: metadata or a log cannot be read.
+        """
+        self._now = now
+        topics, warnings = load_metadata(self._files, self._layout.root)
+        for warning in warnings:
+            log.warning(warning)
+        known = {topic.name: topic for topic in topics}
+        for name, channels in self._layout.scan(self._files).items():
+            entry = known.get(name, TopicMetadata(name, False, {}))
+            paused = {channel: False for channel in channels} | entry.channels
+            known[name] = TopicMetadata(name, entry.paused, paused)
+        for entry in known.values():
+            if is_ephemeral(entry.name):
+                self._files.remove_tree(self._layout.topic(entry.name))
+                continue
+            topic = self._make_topic(entry.name)
+            topic.paused = entry.paused
+            for channel_name, channel_paused in entry.channels.items():
+                if not is_ephemeral(channel_name):
+                    self._make_channel(topic, channel_name).paused = channel_paused
+        self._save_metadata()
+
+    def close(self) -> None:
+        """Stop and lose nothing: publishes are refused, consumers cut, everything stored.
+
+        Raises:
+            StorageError: the first thing that could not be stored; the rest was still tried.
+        """
+        self.exiting = True
+        faults: list[StorageError] = []
+        for session in list(self.sessions):
+            session.cut()
+        self._try(self._save_metadata, faults)
+        for topic in self.topics.values():
+            topic.refuse()
+            for channel in topic.channels.values():
+                self._try(channel.close, faults)
+            self._try(topic.close, faults)
+        awaiting, self._awaiting_sync = self._awaiting_sync, []
+        for ticket in awaiting:  # closing has synced everything
+            ticket.complete(faults[0] if faults else None)
+        if faults:
+            raise faults[0]
+
+    def _try(self, action: Callable[[], None], faults: list[StorageError]) -> None:
+        try:
+            action()
+        except StorageError as error:
+            log.error("failed to close cleanly - %s", error)
+            faults.append(error)
+
+    # -- topics and channels ----------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """The topic, created if it is new. ``name`` is valid.
+
+        Raises:
+            ExitingError: the daemon stops.
+            StorageError: its directory cannot be made.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self._make_topic(name)
+            log.info("TOPIC(%s): created", name)
+            self._announce(name, None, True)
+        return topic
+
+    def find_topic(self, name: str) -> Topic | None:
+        return self.topics.get(name)
+
+    def create_channel(self, topic_name: str, name: str) -> Channel:
+        """The channel of an existing topic, created if it is new.
+
+        Raises:
+            NotFoundError, ExitingError, StorageError.
+        """
+        topic = self._existing(topic_name)
+        channel = topic.channels.get(name)
+        if channel is None:
+            channel = self._make_channel(topic, name)
+            log.info("TOPIC(%s): new channel(%s)", topic_name, name)
+            self._announce(topic_name, name, True)
+        return channel
+
+    def delete_topic(self, name: str) -> None:
+        topic = self._existing(name)
+        log.info("TOPIC(%s): deleting", name)
+        topic.refuse()
+        for channel_name in list(topic.channels):
+            self._remove_channel(topic, channel_name)
+        topic.empty()
+        topic.close()
+        self._remove_tree(self._layout.topic(name))
+        del self.topics[name]
+        self._announce(name, None, False)
+        self._save_metadata()
+
+    def delete_channel(self, topic_name: str, name: str) -> None:
+        topic = self._existing(topic_name)
+        self._existing_channel(topic_name, name)
+        self._remove_channel(topic, name)
+        if is_ephemeral(topic_name) and not topic.channels:
+            self.delete_topic(topic_name)
+        else:
+            self._save_metadata()
+
+    def pause_topic(self, name: str) -> None:
+        self._existing(name).pause()
+        self._save_metadata()
+
+    def unpause_topic(self, name: str) -> None:
+        self._existing(name).unpause()
+        self._save_metadata()
+
+    def empty_topic(self, name: str) -> None:
+        self._existing(name).empty()
+
+    def pause_channel(self, topic_name: str, name: str) -> None:
+        self._existing_channel(topic_name, name).pause()
+        self._save_metadata()
+
+    def unpause_channel(self, topic_name: str, name: str) -> None:
+        self._existing_channel(topic_name, name).unpause()
+        self._save_metadata()
+
+    def empty_channel(self, topic_name: str, name: str) -> None:
+        self._existing_channel(topic_name, name).empty()
+
+    def _existing(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        if topic is None:
+            raise NotFoundError("topic", name)
+        return topic
+
+    def _existing_channel(self, topic_name: str, name: str) -> Channel:
+        channel = self._existing(topic_name).channels.get(name)
+        if channel is None:
+            raise NotFoundError("channel", name)
+        return channel
+
+    def _make_topic(self, name: str) -> Topic:
+        self._refuse_if_exiting()
+        queue_log = None
+        if not is_ephemeral(name):
+            queue_log = self._open_log(self._layout.topic_log(name), f"TOPIC({name})")
+        topic = Topic(
+            name,
+            agenda=self._agenda,
+            guids=GUIDFactory(self.config.node_id),
+            window_limit=self.config.mem_queue_size,
+            queue_log=queue_log,
+            log_all=self._log_all,
+            on_stored=self._stored,
+            on_fault=self.note_fault,
+        )
+        self.topics[name] = topic
+        return topic
+
+    def _make_channel(self, topic: Topic, name: str) -> Channel:
+        self._refuse_if_exiting()
+        logs: list[DiskQueue | None] = [None, None]
+        if not is_ephemeral(name):
+            label = f"CHANNEL({name})"
+            logs = [
+                self._open_log(self._layout.channel_log(topic.name, name), label),
+                self._open_log(self._layout.deferred_log(topic.name, name), label),
+            ]
+        channel = Channel(
+            topic.name,
+            name,
+            agenda=self._agenda,
+            random=self._random,
+            window_limit=self.config.mem_queue_size,
+            max_msg_timeout_ns=self.config.max_msg_timeout_ns,
+            queue_log=logs[0],
+            deferred_log=logs[1],
+            log_all=self._log_all,
+        )
+        channel.restore(self._now)
+        topic.add_channel(channel)
+        self._schedule(channel)
+        return channel
+
+    def _open_log(self, directory: str, label: str) -> DiskQueue:
+        """Open a log; its directory is made now, for that is how the queue outlives a crash.
+
+        Raises:
+            StorageError: the directory cannot be made or read.
+        """
+        queue_log = DiskQueue(
+            self._files,
+            directory,
+            name=label,
+            segment_max_bytes=self.config.max_bytes_per_file,
+            sync_every=self.config.sync_every,
+            listener=self,
+        )
+        try:
+            queue_log.open()
+        except StorageError as error:
+            self.note_fault(error)
+            raise
+        return queue_log
+
+    def _remove_channel(self, topic: Topic, name: str) -> None:
+        channel = topic.channels[name]
+        log.info("TOPIC(%s): deleting channel %s", topic.name, name)
+        channel.delete()
+        if channel.deadline_ns != NEVER:
+            self._deadlines.discard(channel)
+        if not is_ephemeral(name):
+            self._remove_tree(self._layout.channel(topic.name, name))
+        del topic.channels[name]
+        self._announce(topic.name, name, False)
+
+    def _remove_tree(self, path: str) -> None:
+        try:
+            self._files.remove_tree(path)
+        except OSError as error:
+            self.note_fault(StorageError(path, error.strerror or str(error)))
+
+    def _refuse_if_exiting(self) -> None:
+        if self.exiting:
+            raise ExitingError
+
+    def _announce(self, topic: str, channel: str | None, exists: bool) -> None:
+        self._metadata_stale = True
+        self._agenda.rouse()
+        for listener in self.listeners:
+            listener(TopologyEvent(topic, channel, exists))
+
+    def _save_metadata(self) -> None:
+        self._metadata_stale = False
+        topics = [
+            TopicMetadata(
+                topic.name,
+                topic.paused,
+                {
+                    name: channel.paused
+                    for name, channel in topic.channels.items()
+                    if not is_ephemeral(name)
+                },
+            )
+            for topic in self.topics.values()
+            if not is_ephemeral(topic.name)
+        ]
+        save_metadata(self._files, self._layout.root, topics)
+
+    # -- publishing and consuming -----------------------------------------------------------
+
+    def publish(self, topic_name: str, bodies: list[bytes], *, delay_ns: int = 0) -> Ticket:
+        """Queue bodies for the end of this turn; ``topic_name`` is valid.
+
+        Raises:
+            ExitingError, StorageError: the topic is new and cannot be made.
+        """
+        ticket = Ticket()
+        deliver_at_ns = self._now.wall_ns + delay_ns if delay_ns else 0
+        self.topic(topic_name).publish(bodies, ticket, deliver_at_ns)
+        return ticket
+
+    def subscribe(self, topic_name: str, name: str, subscription: Subscription) -> Channel:
+        """Put a consumer on a channel; both are created if they are new.
+
+        Raises:
+            ConsumerLimitError, ExitingError, StorageError.
+        """
+        self.topic(topic_name)
+        channel = self.create_channel(topic_name, name)
+        limit = self.config.max_channel_consumers
+        if limit and len(channel.subscriptions) >= limit:
+            raise ConsumerLimitError(channel, limit)
+        channel.subscribe(subscription)
+        return channel
+
+    def consumer_left(self, channel: Channel) -> None:
+        """An ephemeral channel goes with its last consumer."""
+        if is_ephemeral(channel.name) and not channel.subscriptions and not channel.exiting:
+            self.delete_channel(channel.topic_name, channel.name)
+
+    def log_client_error(self, address: str, error: ProtocolError) -> None:
+        log.error("[%s] - %s", address, error)
+
+    # -- the turn ---------------------------------------------------------------------------
+
+    def turn(self, now: Instant) -> None:
+        """Work off the agenda. What it makes for consumers is handed to them before it ends."""
+        self._now = now
+        agenda = self._agenda
+        agenda.begin()
+        self._expire(now)
+        topics, agenda.topics = agenda.topics, {}
+        for topic in topics:
+            topic.route(now)
+            try:
+                topic.pump(now)
+            except StorageError as error:
+                self._retry_later(topic, error, now)
+        channels, agenda.channels = agenda.channels, {}
+        for channel in channels:
+            try:
+                for subscription, frames in channel.dispatch(now.monotonic_ns):
+                    subscription.consumer.deliver(frames)
+            except StorageError as error:
+                self._retry_later(channel, error, now)
+            self._schedule(channel)
+        logs, agenda.logs = agenda.logs, {}
+        for queue_log in logs:
+            try:
+                queue_log.flush()
+            except StorageError as error:
+                self._retry_later(queue_log, error, now)
+        if self._metadata_stale:
+            try:
+                self._save_metadata()
+            except StorageError as error:
+                self.note_fault(error)
+        agenda.end()
+
+    def next_deadline_ns(self) -> int:
+        """When the next turn is due even if nothing arrives, or NEVER."""
+        times = [self._deadlines.soonest_ns(), self._retry_ns]
+        if self._unsynced and self.config.durability != "fsync":
+            times.append(self._unsynced_since_ns + self.config.sync_timeout_ns)
+        return min((time for time in times if time != NEVER), default=NEVER)
+
+    def _expire(self, now: Instant) -> None:
+        while (channel := self._deadlines.pop_due(now.monotonic_ns)) is not None:
+            channel.expire(now)
+            self._agenda.note_channel(channel)
+        if self._retry_ns != NEVER and self._retry_ns <= now.monotonic_ns:
+            retry, self._retry, self._retry_ns = self._retry, [], NEVER
+            for item in retry:
+                if isinstance(item, Topic):
+                    self._agenda.note_topic(item)
+                elif isinstance(item, Channel):
+                    self._agenda.note_channel(item)
+                else:
+                    self._agenda.note_log(item)
+
+    def _schedule(self, channel: Channel) -> None:
+        """Keep the channel's place in the heap at its soonest deadline, or sooner."""
+        if channel.exiting:
+            return
+        soonest_ns = channel.soonest_deadline_ns()
+        if soonest_ns == NEVER:
+            return
+        if channel.deadline_ns == NEVER:
+            self._deadlines.add(channel, soonest_ns)
+        elif soonest_ns < channel.deadline_ns:
+            self._deadlines.move(channel, soonest_ns)
+
+    # -- storage: faults and syncs ----------------------------------------------------------
+
+    def note_fault(self, error: StorageError) -> None:
+        """The disk refused something: unhealthy until a write succeeds."""
+        self._fault = str(error)
+
+    def _retry_later(
+        self, item: Topic | Channel | DiskQueue, error: StorageError, now: Instant
+    ) -> None:
+        log.error("%s", error)
+        self.note_fault(error)
+        self._retry.append(item)
+        self._retry_ns = now.monotonic_ns + _RETRY_NS
+
+    def _stored(self, tickets: list[Ticket]) -> None:
+        self._fault = ""
+        if self.config.durability == "fsync":
+            self._awaiting_sync += tickets
+            return
+        for ticket in tickets:
+            ticket.complete()
+
+    def note_acked(self, queue_log: DiskQueue) -> None:
+        self._agenda.note_log(queue_log)
+
+    def note_unsynced(self, queue_log: DiskQueue) -> None:
+        if not self._unsynced:
+            self._unsynced_since_ns = self._now.monotonic_ns
+        self._unsynced[queue_log] = None
+
+    def note_sync_overdue(self, queue_log: DiskQueue) -> None:
+        self._sync_overdue = True
+
+    def sync_due(self, now: Instant) -> bool:
+        """Whether ``--durability``, ``--sync-every`` or ``--sync-timeout`` ask for a sync now."""
+        if self.config.durability == "fsync":
+            return bool(self._awaiting_sync or self._unsynced)
+        if not self._unsynced:
+            return False
+        age_ns = now.monotonic_ns - self._unsynced_since_ns
+        return self._sync_overdue or age_ns >= self.config.sync_timeout_ns
+
+    def begin_sync(self) -> SyncWork:
+        """Take everything that waits for a sync; ``end_sync`` must follow."""
+        unsynced, self._unsynced = self._unsynced, {}
+        tickets, self._awaiting_sync = self._awaiting_sync, []
+        self._sync_overdue = False
+        return SyncWork({queue: queue.take_unsynced() for queue in unsynced}, tickets)
+
+    def end_sync(self, work: SyncWork, error: StorageError | None) -> None:
+        """The work ran, or failed: whoever waits for it is told."""
+        for queue_log, files in work.files.items():
+            queue_log.synced(files)
+        if error is not None:
+            self.note_fault(error)
+        for ticket in work.tickets:
+            ticket.complete(error)
+
+    # -- statistics -------------------------------------------------------------------------
+
+    def stats(
+        self, topic: str = "", channel: str = "", *, include_clients: bool = True
+    ) -> BrokerStats:
+        """An immutable snapshot; ``topic`` and ``channel`` restrict it to one name."""
+        found = self.topics.values() if not topic else filter(None, [self.topics.get(topic)])
+        snapshot = BrokerStats(
+            health=self.health,
+            start_time=self.start_time_s,
+            topics=tuple(
+                _topic_stats(entry, include_clients)
+                for entry in sorted(found, key=attrgetter("name"))
+            ),
+            producers=tuple(session.stats() for session in self.sessions if session.pub_counts)
+            if include_clients
+            else (),
+        )
+        return select(snapshot, topic, channel)
+
+
+def _topic_stats(topic: Topic, include_clients: bool) -> TopicStats:
+    return TopicStats(
+        topic_name=topic.name,
+        channels=tuple(
+            _channel_stats(channel, include_clients)
+            for _, channel in sorted(topic.channels.items())
+        ),
+        depth=topic.depth,
+        backend_depth=topic.backend_depth,
+        message_count=topic.message_count,
+        message_bytes=topic.message_bytes,
+        paused=topic.paused,
+    )
+
+
+def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
+    return ChannelStats(
+        channel_name=channel.name,
+        depth=channel.depth,
+        backend_depth=channel.backend_depth,
+        in_flight_count=channel.in_flight_count,
+        deferred_count=channel.deferred_count,
+        message_count=channel.message_count,
+        global_msg_count=channel.delivered_count,
+        requeue_count=channel.requeue_count,
+        timeout_count=channel.timeout_count,
+        client_count=len(channel.subscriptions),
+        clients=tuple(entry.consumer.stats() for entry in channel.subscriptions)
+        if include_clients
+        else None,
+        paused=channel.paused,
+        dropped_count=channel.dropped_count,
+    )

@@ -1,0 +1,466 @@
+"""A channel: every message of its topic once, shared out among its consumers.
+
+A message is in exactly one place: the window (or unread in the log), in flight, or deferred.
+Everything a channel counts is written here and nowhere else. Time arrives as arguments.
+Source: nsqd/channel.go; reference nsqd 1.8, 2.
+"""
+
+import logging
+from collections.abc import Sequence
+from itertools import islice
+from random import Random
+
+from nsqpy.clock import Instant
+from nsqpy.core.agenda import Agenda
+from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.flight import Flight
+from nsqpy.core.subscription import Subscription
+from nsqpy.core.window import NOT_STORED, Run, Window
+from nsqpy.errors import NSQError, StorageError
+from nsqpy.message import Batch, MessageID
+from nsqpy.storage.diskqueue import DiskQueue
+
+__all__ = ["DISPATCH_MAX_BYTES", "Channel", "NotInFlightError", "NotOwnerError"]
+
+log = logging.getLogger(__name__)
+
+# What one consumer is given in one turn; with the connection's own high-water mark this bounds
+# what is buffered for a client that does not read.
+DISPATCH_MAX_BYTES = 512 * 1024
+
+
+class NotInFlightError(NSQError):
+    """Unknown id, or its time ran out first."""
+
+    def __str__(self) -> str:
+        return "ID not in flight"
+
+
+class NotOwnerError(NSQError):
+    """In flight to another client."""
+
+    def __str__(self) -> str:
+        return "client does not own message"
+
+
+class Deferred:
+    """Messages that wait for their time."""
+
+    __slots__ = ("deadline_ns", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.deadline_ns = NEVER
+
+
+class Channel:
+    """``window_limit`` is in messages. ``queue_log`` and ``deferred_log`` are None if ephemeral.
+
+    With ``log_all`` every durable message is in a log before ``put`` returns.
+    """
+
+    def __init__(
+        self,
+        topic_name: str,
+        name: str,
+        *,
+        agenda: Agenda,
+        random: Random,
+        window_limit: int,
+        max_msg_timeout_ns: int,
+        queue_log: DiskQueue | None,
+        deferred_log: DiskQueue | None,
+        log_all: bool,
+    ) -> None:
+        self.topic_name = topic_name
+        self.name = name
+        self._agenda = agenda
+        self._random = random
+        self._max_msg_timeout_ns = max_msg_timeout_ns
+        self._log = queue_log
+        self._deferred_log = deferred_log
+        self._log_all = log_all and queue_log is not None
+        self._window = Window(queue_log, limit=window_limit, log_all=self._log_all)
+        self._in_flight: dict[MessageID, Flight] = {}
+        self._flights: DeadlineHeap[Flight] = DeadlineHeap()
+        self._deferred: DeadlineHeap[Deferred] = DeadlineHeap()
+        self._ready: dict[Subscription, None] = {}  # those with credit, next to be served first
+        self.subscriptions: dict[Subscription, None] = {}
+        self.deadline_ns = NEVER  # its place in the broker's heap of channels
+        self.paused = False
+        self.exiting = False
+        self.deferred_count = 0
+        self.message_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self.finish_count = 0
+        self.delivered_count = 0
+        self.sampled_out_count = 0
+
+    @property
+    def depth(self) -> int:
+        """Messages ready to be delivered, in memory and on disk."""
+        return self._window.depth
+
+    @property
+    def backend_depth(self) -> int:
+        return self._window.backend_depth
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def dropped_count(self) -> int:
+        return self._window.dropped_count
+
+    def soonest_deadline_ns(self) -> int:
+        """When ``expire`` next has something to do, or NEVER."""
+        flight, deferred = self._flights.soonest_ns(), self._deferred.soonest_ns()
+        return max(flight, deferred) if NEVER in (flight, deferred) else min(flight, deferred)
+
+    # -- in ---------------------------------------------------------------------------------
+
+    def restore(self, now: Instant) -> None:
+        """Take up what the logs hold from before; called once, before anything else.
+
+        Raises:
+            StorageError: a log cannot be read.
+        """
+        if self._deferred_log is None:
+            return
+        while self._deferred_log.unread:
+            for stored in self._deferred_log.read():
+                run = Run(stored.batch, stored.start, stored.stop, stored.number)
+                run.log = self._deferred_log
+                self._defer_run(run, now)
+
+    def put(self, batches: Sequence[Batch], now: Instant) -> None:
+        """Take messages from the topic; those due later are deferred.
+
+        Raises:
+            StorageError: the disk refused; of several batches some may have been taken.
+        """
+        ready = [batch for batch in batches if batch.deliver_at_ns <= now.wall_ns]
+        if ready:
+            spare = 0
+            if self._log is None:
+                spare = sum(subscription.credit for subscription in self._ready)
+            self._window.put(ready, spare)
+            self.message_count += sum(map(len, ready))
+        if len(ready) < len(batches):
+            for batch in batches:
+                if batch.deliver_at_ns > now.wall_ns:
+                    self._defer_run(self._store_deferred(batch), now)
+                    self.message_count += len(batch)
+        self._agenda.note_channel(self)
+
+    def _store_deferred(self, batch: Batch) -> Run:
+        run = Run(batch, 0, len(batch))
+        if self._log_all and self._deferred_log is not None:
+            run.number = self._deferred_log.append([batch], held=True)
+            run.log = self._deferred_log
+        return run
+
+    def _defer_run(self, run: Run, now: Instant) -> None:
+        delay_ns = max(run.batch.deliver_at_ns - now.wall_ns, 0)
+        self._deferred.add(Deferred(run), now.monotonic_ns + delay_ns)
+        self.deferred_count += len(run)
+
+    # -- consumers --------------------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self.subscriptions[subscription] = None
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """The consumer left. What it has in flight stays so until its deadline."""
+        subscription.closing = True
+        self.subscriptions.pop(subscription, None)
+        self._ready.pop(subscription, None)
+
+    def update_credit(self, subscription: Subscription) -> None:
+        """RDY, a block or a count of ``subscription`` changed: see whether it may be served."""
+        if subscription.credit:
+            self._ready[subscription] = None
+            if self._window.depth:
+                self._agenda.note_channel(self)
+        else:
+            self._ready.pop(subscription, None)
+
+    # -- out --------------------------------------------------------------------------------
+
+    def dispatch(self, now_ns: int) -> list[tuple[Subscription, list[bytes]]]:
+        """Give each subscription with credit its share of what is ready, as frames to send.
+
+        Raises:
+            StorageError: the log cannot be read; what was given out before that is lost from
+                the result only, and comes again after its timeout.
+        """
+        deliveries: list[tuple[Subscription, list[bytes]]] = []
+        window, ready = self._window, self._ready
+        depth = window.depth
+        if self.paused or self.exiting or not depth or not ready:
+            return deliveries
+        share = -(-depth // len(ready))
+        for subscription in list(islice(ready, depth)):
+            runs = window.take(min(subscription.credit, share), DISPATCH_MAX_BYTES)
+            if not runs:
+                break
+            if subscription.sample_rate:
+                runs = self._sample(subscription.sample_rate, runs)
+            if runs:
+                deliveries.append((subscription, self._launch(subscription, runs, now_ns)))
+            del ready[subscription]  # to the back of the line, if it is still in it
+            if subscription.credit:
+                ready[subscription] = None
+        if ready and window.depth:
+            self._agenda.note_channel(self)
+        return deliveries
+
+    def _launch(self, subscription: Subscription, runs: list[Run], now_ns: int) -> list[bytes]:
+        frames: list[bytes] = []
+        ids: list[MessageID] = []
+        for run in runs:
+            frames.append(run.batch.frames(run.start, run.stop))
+            ids += run.batch.ids(run.start, run.stop)
+        flight = Flight(subscription, runs, ids, now_ns)
+        self._in_flight.update(dict.fromkeys(ids, flight))
+        self._flights.add(flight, now_ns + subscription.msg_timeout_ns)
+        subscription.in_flight_count += len(ids)
+        subscription.message_count += len(ids)
+        self.delivered_count += len(ids)
+        return frames
+
+    def _sample(self, rate: int, runs: list[Run]) -> list[Run]:
+        """Keep each message with probability (rate + 1) %; the others are gone for the channel."""
+        kept = []
+        for run in runs:
+            for index in range(len(run)):
+                if self._random.randrange(100) <= rate:
+                    kept.append(run.part(index, index + 1))
+                else:
+                    run.acknowledge(index, index + 1)
+                    self.sampled_out_count += 1
+        return kept
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def finish(
+        self, subscription: Subscription, ids: Sequence[MessageID]
+    ) -> list[tuple[MessageID, NSQError]]:
+        """Messages are done with; returns those that could not be finished, and why.
+
+        Source: FIN in docs/protocol.md.
+        """
+        failures: list[tuple[MessageID, NSQError]] = []
+        in_flight = self._in_flight
+        at, count = 0, len(ids)
+        while at < count:
+            flight = in_flight.get(ids[at])
+            if flight is None or flight.subscription is not subscription:
+                failures.append((ids[at], _not_ours(flight)))
+                at += 1
+                continue
+            place = flight.place(ids[at])
+            length = 1
+            if place == flight.answered and not flight.holes:
+                # Everything behind ``answered`` is still out: answers in the order of delivery
+                # are taken as one stretch.
+                length = _common_length(flight.ids, place, ids, at)
+            for message_id in ids[at : at + length]:
+                del in_flight[message_id]
+            for run in flight.answer(place, place + length):
+                run.acknowledge(0, len(run))
+            if not flight.remaining:
+                self._flights.discard(flight)
+            at += length
+        finished = count - len(failures)
+        subscription.in_flight_count -= finished
+        subscription.finish_count += finished
+        self.finish_count += finished
+        self.update_credit(subscription)
+        return failures
+
+    def requeue(
+        self, subscription: Subscription, message_id: MessageID, delay_ns: int, now: Instant
+    ) -> None:
+        """Take a message out of flight and make it available again.
+
+        A delay of zero queues it at the tail at once; a longer one defers it. The session has
+        already clamped ``delay_ns`` to ``max_req_timeout_ns``.
+
+        Raises:
+            NotInFlightError: unknown id, or it timed out first. Reported as E_REQ_FAILED.
+            NotOwnerError: in flight to another client. Reported as E_REQ_FAILED.
+
+        Source: REQ in docs/protocol.md; nsqd/channel.go, RequeueMessage.
+        """
+        run = self._take_one(subscription, message_id)
+        subscription.in_flight_count -= 1
+        subscription.requeue_count += 1
+        self.requeue_count += 1
+        if delay_ns:
+            self._defer_run(self._restore_deferred(run.again(now.wall_ns + delay_ns)), now)
+        else:
+            self._window.put_run(run.again())
+        self.update_credit(subscription)
+        self._agenda.note_channel(self)
+
+    def _restore_deferred(self, run: Run) -> Run:
+        """Put a requeued message into the deferred log and acknowledge the record it was."""
+        try:
+            stored = self._store_deferred(run.batch)
+        except StorageError as error:
+            # Its old record still stands: after a crash it comes early, but it comes.
+            log.error("CHANNEL(%s): delay not stored - %s", self.name, error)
+            return run
+        if stored.number != NOT_STORED:
+            run.acknowledge(0, len(run))
+            return stored
+        return run
+
+    def touch(self, subscription: Subscription, message_id: MessageID, now_ns: int) -> None:
+        """Give a message its full timeout again, up to the limit since its delivery.
+
+        Raises:
+            NotInFlightError, NotOwnerError: as for requeue. Reported as E_TOUCH_FAILED.
+
+        Source: TOUCH in docs/protocol.md; nsqd/channel.go, TouchMessage.
+        """
+        flight = self._in_flight.get(message_id)
+        if flight is None or flight.subscription is not subscription:
+            raise _not_ours(flight)
+        limit_ns = flight.delivered_ns + self._max_msg_timeout_ns
+        deadline_ns = min(now_ns + subscription.msg_timeout_ns, limit_ns)
+        if len(flight.ids) > 1:  # it gets a deadline of its own
+            delivered_ns = flight.delivered_ns
+            run = self._take_one(subscription, message_id)
+            flight = Flight(subscription, [run], [message_id], delivered_ns)
+            self._in_flight[message_id] = flight
+            self._flights.add(flight, deadline_ns)
+        else:
+            self._flights.move(flight, deadline_ns)
+
+    def _take_one(self, subscription: Subscription, message_id: MessageID) -> Run:
+        flight = self._in_flight.get(message_id)
+        if flight is None or flight.subscription is not subscription:
+            raise _not_ours(flight)
+        del self._in_flight[message_id]
+        place = flight.place(message_id)
+        (run,) = flight.answer(place, place + 1)
+        if not flight.remaining:
+            self._flights.discard(flight)
+        return run
+
+    # -- time -------------------------------------------------------------------------------
+
+    def expire(self, now: Instant) -> int:
+        """Queue again what was not answered in time, and what was deferred until now.
+
+        Returns how many messages became available.
+        """
+        available = 0
+        while (flight := self._flights.pop_due(now.monotonic_ns)) is not None:
+            available += self._time_out(flight)
+        while (deferred := self._deferred.pop_due(now.monotonic_ns)) is not None:
+            self._window.put_run(deferred.run)
+            self.deferred_count -= len(deferred.run)
+            available += len(deferred.run)
+        if available:
+            self._agenda.note_channel(self)
+        return available
+
+    def _time_out(self, flight: Flight) -> int:
+        count = flight.remaining
+        for start, stop in flight.unanswered():
+            for message_id in flight.ids[start:stop]:
+                del self._in_flight[message_id]
+            for run in flight.answer(start, stop):
+                self._window.put_run(run.again())
+        self.timeout_count += count
+        flight.subscription.in_flight_count -= count
+        if flight.subscription in self.subscriptions:
+            self.update_credit(flight.subscription)
+        return count
+
+    # -- administration ---------------------------------------------------------------------
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def unpause(self) -> None:
+        self.paused = False
+        self._agenda.note_channel(self)
+
+    def empty(self) -> None:
+        """Drop every message: ready, in flight and deferred. Late answers are refused."""
+        self._window.clear()
+        self._in_flight.clear()
+        self._flights.clear()
+        self._deferred.clear()
+        self.deferred_count = 0
+        for queue_log in (self._log, self._deferred_log):
+            if queue_log is not None:
+                queue_log.empty()
+        for subscription in self.subscriptions:
+            subscription.in_flight_count = 0
+            self.update_credit(subscription)
+
+    def delete(self) -> None:
+        """Drop every message and cut every consumer off; the files are the broker's to remove."""
+        self.exiting = True
+        for subscription in list(self.subscriptions):
+            subscription.consumer.cut()
+        self.empty()
+        self._close_logs()
+
+    def close(self) -> None:
+        """Stop for good and lose nothing: what the logs lack, or have with fewer attempts, is
+        stored; what is in flight comes again with one attempt more, what is deferred when due.
+
+        Raises:
+            StorageError: not everything could be stored.
+        """
+        self.exiting = True
+        for subscription in list(self.subscriptions):
+            subscription.consumer.cut()
+        if self._log is not None and self._deferred_log is not None:
+            runs = [run for run in self._window.clear() if run.raised or run.number == NOT_STORED]
+            for flight in self._flights.clear():
+                for start, stop in flight.unanswered():
+                    runs += [run.again() for run in flight.answer(start, stop)]
+            _store(self._log, runs)
+            waiting = [deferred.run for deferred in self._deferred.clear()]
+            _store(self._deferred_log, [run for run in waiting if run.log is None])
+        self._close_logs()
+
+    def _close_logs(self) -> None:
+        for queue_log in (self._log, self._deferred_log):
+            if queue_log is not None:
+                queue_log.close()
+
+
+def _store(queue_log: DiskQueue, runs: Sequence[Run]) -> None:
+    """Append runs to a log and acknowledge the records they were before."""
+    if runs:
+        batches = [run.batch.slice(run.start, run.stop) for run in runs]
+        queue_log.append(batches, held=False)
+        for run in runs:
+            run.acknowledge(0, len(run))
+
+
+def _not_ours(flight: Flight | None) -> NSQError:
+    return NotInFlightError() if flight is None else NotOwnerError()
+
+
+def _common_length(
+    ours: Sequence[MessageID], place: int, theirs: Sequence[MessageID], at: int
+) -> int:
+    """How far ``ours[place:]`` and ``theirs[at:]`` agree; at least 1, which the caller knows."""
+    length = min(len(ours) - place, len(theirs) - at)
+    if ours[place : place + length] == theirs[at : at + length]:
+        return length
+    agree = 1
+    while ours[place + agree] == theirs[at + agree]:
+        agree += 1
+    return agree

@@ -1,0 +1,57 @@
+"""Where things are in the data directory.
+
+::
+
+    nsqd.dat                                         which topics and channels, what is paused
+    queues/<topic>.topic/queue/                      the topic's own log
+    queues/<topic>.topic/<channel>.channel/queue/    the channel's log
+    queues/<topic>.topic/<channel>.channel/deferred/ what is due later
+
+The endings keep names such as ``..``, which are legal, from meaning anything to a file system.
+"""
+
+from nsqpy.names import is_valid_name
+from nsqpy.storage.files import Files
+
+__all__ = ["Layout"]
+
+_TOPIC = ".topic"
+_CHANNEL = ".channel"
+
+
+class Layout:
+    """Paths below ``root``."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def topic(self, topic: str) -> str:
+        return f"{self.root}/queues/{topic}{_TOPIC}"
+
+    def topic_log(self, topic: str) -> str:
+        return f"{self.topic(topic)}/queue"
+
+    def channel(self, topic: str, channel: str) -> str:
+        return f"{self.topic(topic)}/{channel}{_CHANNEL}"
+
+    def channel_log(self, topic: str, channel: str) -> str:
+        return f"{self.channel(topic, channel)}/queue"
+
+    def deferred_log(self, topic: str, channel: str) -> str:
+        return f"{self.channel(topic, channel)}/deferred"
+
+    def scan(self, files: Files) -> dict[str, list[str]]:
+        """The topics that have a directory, and the channels of each."""
+        found = {}
+        for name in files.list_directory(f"{self.root}/queues"):
+            topic = name.removesuffix(_TOPIC)
+            if topic != name and is_valid_name(topic):
+                channels = (
+                    entry.removesuffix(_CHANNEL)
+                    for entry in files.list_directory(self.topic(topic))
+                    if entry.endswith(_CHANNEL)
+                )
+                found[topic] = [channel for channel in channels if is_valid_name(channel)]
+        return found

@@ -1,0 +1,243 @@
+"""A topic: takes what is published, stores it, and copies it to every channel.
+
+``route`` stores everything that waits in the inbox with as few writes as possible and only then
+completes the tickets. While the topic has channels, is not paused and has nothing queued, a batch
+goes straight into the channels' logs; the topic's own queue is for what no channel takes yet, and
+``pump`` moves it on later. Source: nsqd/topic.go; reference nsqd 2.1.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from nsqpy.clock import Instant
+from nsqpy.core.agenda import Agenda
+from nsqpy.core.channel import Channel
+from nsqpy.core.guid import GUIDFactory
+from nsqpy.core.window import NOT_STORED, Window
+from nsqpy.errors import NSQError, StorageError
+from nsqpy.message import BATCH_MAX_BYTES, BATCH_MAX_MESSAGES, Batch, encode_batch
+from nsqpy.storage.diskqueue import DiskQueue
+
+__all__ = ["ExitingError", "Ticket", "Topic"]
+
+log = logging.getLogger(__name__)
+
+PUMP_MAX_MESSAGES = 16 * 1024
+PUMP_MAX_BYTES = 4 * 1024 * 1024
+
+
+class ExitingError(NSQError):
+    """The topic or channel is being deleted, or the daemon stops."""
+
+    def __str__(self) -> str:
+        return "exiting"
+
+
+class Ticket:
+    """What a publisher holds until its messages are as safe as ``--durability`` asks.
+
+    ``error`` is set if they are not stored. ``on_done`` is called once, when it is known.
+    """
+
+    __slots__ = ("done", "error", "on_done")
+
+    def __init__(self, on_done: Callable[["Ticket"], None] | None = None) -> None:
+        self.done = False
+        self.error: NSQError | None = None
+        self.on_done = on_done
+
+    def complete(self, error: NSQError | None = None) -> None:
+        assert not self.done
+        self.done = True
+        self.error = error
+        if self.on_done is not None:
+            self.on_done(self)
+
+
+class Publication(NamedTuple):
+    """Bodies published together, all for the same time."""
+
+    bodies: list[bytes]
+    ticket: Ticket
+    deliver_at_ns: int
+
+
+class Topic:
+    """``queue_log`` is None if ephemeral. ``on_stored`` gets the tickets whose messages are stored
+    and completes them when they are safe enough; ``on_fault`` hears of storage errors."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        agenda: Agenda,
+        guids: GUIDFactory,
+        window_limit: int,
+        queue_log: DiskQueue | None,
+        log_all: bool,
+        on_stored: Callable[[list[Ticket]], None],
+        on_fault: Callable[[StorageError], None],
+    ) -> None:
+        self.name = name
+        self._agenda = agenda
+        self._guids = guids
+        self._log = queue_log
+        self._window = Window(queue_log, limit=window_limit, log_all=log_all)
+        self._inbox: list[Publication] = []
+        self._on_stored = on_stored
+        self._on_fault = on_fault
+        self.channels: dict[str, Channel] = {}
+        self.paused = False
+        self.exiting = False
+        self.message_count = 0
+        self.message_bytes = 0
+
+    @property
+    def depth(self) -> int:
+        return self._window.depth
+
+    @property
+    def backend_depth(self) -> int:
+        return self._window.backend_depth
+
+    def publish(self, bodies: list[bytes], ticket: Ticket, deliver_at_ns: int = 0) -> None:
+        """Queue bodies for the next turn. ``deliver_at_ns`` is wall time, 0 for at once.
+
+        What waits here is what arrived since the last turn: bounded by one read a connection.
+        """
+        if self.exiting:
+            ticket.complete(ExitingError())
+            return
+        self._inbox.append(Publication(bodies, ticket, deliver_at_ns))
+        self._agenda.note_topic(self)
+
+    # -- the steps of a turn ----------------------------------------------------------------
+
+    def route(self, now: Instant) -> None:
+        """Store what was published, then complete its tickets: the OK comes after the write."""
+        inbox = self._inbox
+        if not inbox:
+            return
+        self._inbox = []
+        tickets = [publication.ticket for publication in inbox]
+        batches = self._encode(inbox, now)
+        try:
+            if self.channels and not self.paused and not self._window.depth:
+                for channel in self.channels.values():
+                    channel.put(batches, now)
+            else:
+                self._window.put(batches)
+        except StorageError as error:
+            log.error("TOPIC(%s): failed to store messages - %s", self.name, error)
+            self._on_fault(error)
+            for ticket in tickets:
+                ticket.complete(error)
+            return
+        for batch in batches:
+            count = len(batch)
+            self.message_count += count
+            self.message_bytes += batch.body_bytes(0, count)
+        self._on_stored(tickets)
+
+    def _encode(self, inbox: list[Publication], now: Instant) -> list[Batch]:
+        """The fewest batches that keep the order, the bounds and the times of delivery."""
+        batches: list[Batch] = []
+        bodies: list[bytes] = []
+        deliver_at_ns = size = 0
+        for publication in inbox:
+            if bodies and publication.deliver_at_ns != deliver_at_ns:
+                batches += self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns)
+                bodies, size = [], 0
+            deliver_at_ns = publication.deliver_at_ns
+            bodies = bodies + publication.bodies if bodies else publication.bodies
+            size += sum(map(len, publication.bodies))
+        batches += self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns)
+        return batches
+
+    def _encode_bodies(
+        self, bodies: list[bytes], size: int, deliver_at_ns: int, wall_ns: int
+    ) -> list[Batch]:
+        # The ids are drawn before the timestamp is looked at, as in the original.
+        batches = []
+        for part in _parts(bodies, size):
+            ids = self._guids.draw(len(part), wall_ns)
+            batches.append(encode_batch(part, ids, wall_ns, deliver_at_ns))
+        return batches
+
+    def pump(self, now: Instant) -> None:
+        """Copy what is queued in the topic to every channel, a bounded amount a turn.
+
+        Raises:
+            StorageError: it stays queued in the topic.
+        """
+        if not self.channels or self.paused or self.exiting or not self._window.depth:
+            return
+        runs = self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES)
+        batches = [run.batch.slice(run.start, run.stop) for run in runs]
+        try:
+            for channel in self.channels.values():
+                channel.put(batches, now)
+        except StorageError:
+            self._window.put_back(runs)
+            raise
+        for run in runs:
+            run.acknowledge(0, len(run))
+        if self._window.depth:
+            self._agenda.note_topic(self)
+
+    # -- administration ---------------------------------------------------------------------
+
+    def add_channel(self, channel: Channel) -> None:
+        """From here on every message reaches ``channel``; the first one gets the backlog."""
+        self.channels[channel.name] = channel
+        self._agenda.note_topic(self)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def unpause(self) -> None:
+        self.paused = False
+        self._agenda.note_topic(self)
+
+    def empty(self) -> None:
+        """Drop what is queued in the topic itself; its channels keep what they have."""
+        self._window.clear()
+        if self._log is not None:
+            self._log.empty()
+
+    def refuse(self) -> None:
+        """Stop taking messages; what waits in the inbox is refused."""
+        self.exiting = True
+        inbox, self._inbox = self._inbox, []
+        for publication in inbox:
+            publication.ticket.complete(ExitingError())
+
+    def close(self) -> None:
+        """Store what is only in memory and let go of the files.
+
+        Raises:
+            StorageError: not everything could be stored.
+        """
+        runs = [run for run in self._window.clear() if run.number == NOT_STORED]
+        if self._log is not None:
+            if runs:
+                batches = [run.batch.slice(run.start, run.stop) for run in runs]
+                self._log.append(batches, held=False)
+            self._log.close()
+
+
+def _parts(bodies: list[bytes], size: int) -> list[list[bytes]]:
+    """Cut ``bodies``, ``size`` bytes together, into stretches within the bounds of a batch."""
+    if len(bodies) <= BATCH_MAX_MESSAGES and size <= BATCH_MAX_BYTES:
+        return [bodies]
+    parts: list[list[bytes]] = []
+    start = total = 0
+    for index, body in enumerate(bodies):
+        full = total + len(body) > BATCH_MAX_BYTES or index - start == BATCH_MAX_MESSAGES
+        if full and index > start:
+            parts.append(bodies[start:index])
+            start, total = index, 0
+        total += len(body)
+    parts.append(bodies[start:])
+    return parts

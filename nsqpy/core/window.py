@@ -1,0 +1,174 @@
+"""The messages of a queue that are ready: a bounded window in memory, the rest in the log.
+
+Topics and channels each have one. At ``disk`` and ``fsync`` everything durable is in the log, and
+the window is a part of it that is also in memory; at ``memory`` the log holds only what the window
+had no room for. While something in the log is unread, new messages queue up behind it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from nsqpy.message import Batch
+from nsqpy.storage.diskqueue import DiskQueue
+
+__all__ = ["NOT_STORED", "Run", "Window"]
+
+NOT_STORED = -1
+
+
+class Run:
+    """Messages ``start`` to ``stop`` of ``batch``, in one place of one queue.
+
+    Message ``start`` is record ``number`` of ``log``, the others follow; NOT_STORED if they are
+    in memory only. ``raised`` means that the log still has them with fewer attempts.
+    """
+
+    __slots__ = ("batch", "log", "number", "raised", "start", "stop")
+
+    def __init__(
+        self,
+        batch: Batch,
+        start: int,
+        stop: int,
+        number: int = NOT_STORED,
+        log: DiskQueue | None = None,
+        raised: bool = False,
+    ) -> None:
+        self.batch = batch
+        self.start = start
+        self.stop = stop
+        self.number = number
+        self.log = log
+        self.raised = raised
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def part(self, start: int, stop: int) -> "Run":
+        """A stretch of this run; ``start`` and ``stop`` count from its first message."""
+        number = self.number + start if self.number != NOT_STORED else NOT_STORED
+        base = self.start
+        return Run(self.batch, base + start, base + stop, number, self.log, self.raised)
+
+    def again(self, deliver_at_ns: int = 0) -> "Run":
+        """The same records, each with one attempt more."""
+        batch = self.batch.raised(self.start, self.stop, deliver_at_ns)
+        return Run(batch, 0, len(batch), self.number, self.log, self.number != NOT_STORED)
+
+    def acknowledge(self, start: int, stop: int) -> None:
+        """Messages ``start`` to ``stop``, counted from the run's first, are done with."""
+        if self.log is not None and self.number != NOT_STORED:
+            self.log.acknowledge(self.number + start, stop - start)
+
+
+class Window:
+    """``limit`` messages at most are kept in memory ahead of need, give or take one batch."""
+
+    __slots__ = ("_limit", "_log", "_log_all", "_runs", "count", "dropped_count")
+
+    def __init__(self, log: DiskQueue | None, *, limit: int, log_all: bool) -> None:
+        self._log = log
+        self._log_all = log_all
+        self._limit = limit
+        self._runs: deque[Run] = deque()
+        self.count = 0
+        self.dropped_count = 0
+
+    @property
+    def depth(self) -> int:
+        return self.count + self._log.unread if self._log is not None else self.count
+
+    @property
+    def backend_depth(self) -> int:
+        return self._log.unread if self._log is not None else 0
+
+    def put(self, batches: Sequence[Batch], spare: int = 0) -> None:
+        """Take batches at the tail.
+
+        Without a log, what does not fit is dropped and counted; ``spare`` is room beyond the
+        limit, for consumers that wait.
+
+        Raises:
+            StorageError: none of it was taken.
+        """
+        log = self._log
+        if log is None:
+            self._put_or_drop(batches, spare)
+            return
+        fits = not log.unread and self.count < self._limit
+        if self._log_all or not fits:
+            number = log.append(batches, held=fits)
+            if fits:
+                for batch in batches:
+                    count = len(batch)
+                    self._runs.append(Run(batch, 0, count, number, log))
+                    self.count += count
+                    number += count
+        else:
+            for batch in batches:
+                self._runs.append(Run(batch, 0, len(batch)))
+                self.count += len(batch)
+
+    def _put_or_drop(self, batches: Sequence[Batch], spare: int) -> None:
+        room = self._limit + spare - self.count
+        for batch in batches:
+            count = min(len(batch), max(room, 0))
+            if count:
+                self._runs.append(Run(batch, 0, count))
+                self.count += count
+                room -= count
+            self.dropped_count += len(batch) - count
+
+    def put_run(self, run: Run) -> None:
+        """Take messages at the tail that this queue already owes: requeued, or due."""
+        self._runs.append(run)
+        self.count += len(run)
+
+    def put_back(self, runs: Sequence[Run]) -> None:
+        """Return what ``take`` gave, to the front."""
+        self._runs.extendleft(reversed(runs))
+        self.count += sum(map(len, runs))
+
+    def take(self, limit: int, max_bytes: int) -> list[Run]:
+        """Up to ``limit`` messages from the front and about ``max_bytes``, at least one.
+
+        Raises:
+            StorageError: the window is empty and the log cannot be read.
+        """
+        taken: list[Run] = []
+        runs = self._runs
+        while limit > 0 and max_bytes > 0:
+            if not runs:
+                if self._log is None or not self._log.unread:
+                    break
+                self._fill(self._log)
+                continue
+            run = runs[0]
+            start, stop = run.start, min(run.stop, run.start + limit)
+            stop = run.batch.fit(start, stop, max_bytes)
+            size = run.batch.size_bytes(start, stop)
+            if taken and size > max_bytes:
+                break
+            if stop == run.stop:
+                runs.popleft()
+                taken.append(run)
+            else:
+                taken.append(run.part(0, stop - start))
+                runs[0] = run.part(stop - start, len(run))
+            limit -= stop - start
+            max_bytes -= size
+            self.count -= stop - start
+        return taken
+
+    def _fill(self, log: DiskQueue) -> None:
+        for stored in log.read():
+            run = Run(stored.batch, stored.start, stored.stop, stored.number, log)
+            self._runs.append(run)
+            self.count += len(run)
+
+    def clear(self) -> list[Run]:
+        """Take everything out of memory; the log is the caller's to empty."""
+        runs = list(self._runs)
+        self._runs.clear()
+        self.count = 0
+        return runs
