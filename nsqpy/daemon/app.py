@@ -1,0 +1,218 @@
+"""The nsqd program: configuration to running daemon, and the order of start and stop.
+
+Start: flags, configuration, lock on the data directory, queues from disk, then the listeners.
+Stop: listeners, connections, then every queue is written down. Source: reference nsqd 8.4.
+"""
+
+import asyncio
+import logging
+import random
+import resource
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nsqpy.clock import SystemClock
+from nsqpy.config import NsqdConfig, split_address
+from nsqpy.core.broker import Broker
+from nsqpy.daemon.heartbeats import Heartbeats
+from nsqpy.daemon.http_api import HTTPApi
+from nsqpy.daemon.tasks import Turn
+from nsqpy.daemon.tcp import Connections
+from nsqpy.errors import ConfigError, NSQError
+from nsqpy.logs import configure
+from nsqpy.net.runner import run
+from nsqpy.options import FlagError, refuse
+from nsqpy.startup import load, startup_failure, version_line
+from nsqpy.storage.files import DirLock, OSFiles
+
+__all__ = ["Nsqd", "StartError", "main"]
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+
+
+class StartError(NSQError):
+    """Why the daemon cannot start, in the original's words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the daemon; the exit status."""
+    hostname = socket.gethostname()
+    configure("info", "[nsqd] ")
+    try:
+        loaded = load(arguments, Path.read_bytes, hostname)
+    except FlagError as error:
+        return refuse(error, "nsqpy nsqd")
+    except ConfigError as error:
+        text, status = startup_failure(error)
+        log.critical(text)
+        return status
+    if loaded.answer is not None:
+        sys.stdout.write(loaded.answer)
+        return 0
+    config = loaded.config
+    if not config.broadcast_address:
+        config = replace(config, broadcast_address=hostname)
+    configure(config.log_level, config.log_prefix)
+    _raise_file_limit()
+
+    async def make() -> Nsqd:
+        return Nsqd(config, hostname, loaded.warnings)
+
+    try:
+        return run(make)
+    except NSQError as error:
+        log.critical("failed to instantiate nsqd - %s", error)
+        return 1
+
+
+def _raise_file_limit() -> None:
+    """Every consumer and every log takes a descriptor: use all that the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Nsqd:
+    """One daemon in this process."""
+
+    def __init__(self, config: NsqdConfig, hostname: str, warnings: Sequence[str] = ()) -> None:
+        self._config = config
+        self._hostname = hostname
+        self._warnings = warnings
+        self._clock = SystemClock()
+        self._heartbeats = Heartbeats()
+        self._lock: DirLock | None = None
+        self._listener: asyncio.Server | None = None
+        self._http: HTTPApi | None = None
+        self._turn: Turn
+        self._broker: Broker
+        self._connections: Connections
+
+    async def start(self) -> None:
+        """Take up the queues and listen.
+
+        Raises:
+            StartError, StorageError: nothing is left open.
+        """
+        log.info(version_line())
+        log.info("ID: %d", self._config.node_id)
+        for warning in self._warnings:
+            log.warning(warning)
+        try:
+            await self._start()
+        except BaseException:
+            await self._release()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        self._lock = _lock(config.data_path or ".")
+        loop = asyncio.get_running_loop()
+        self._turn = Turn(loop, self._clock)
+        now = self._clock.now()
+        self._broker = Broker(config, OSFiles(), random.Random(), wake=self._turn.wake, start=now)
+        self._connections = Connections(self._broker, self._clock, self._heartbeats)
+        self._broker.load(now)
+        self._turn.start(self._broker, self._connections, self._heartbeats)
+        tcp_port = await self._listen_tcp()
+        self._http = HTTPApi(self._broker, self._clock, hostname=self._hostname, tcp_port=tcp_port)
+        if config.http_address:
+            await self._listen_http(self._http)
+
+    async def _listen_tcp(self) -> int:
+        """The port, -1 for a Unix socket."""
+        loop = asyncio.get_running_loop()
+        address = self._config.tcp_address
+        place = split_address(address)
+        make = self._connections.make
+        try:
+            if place is None:
+                self._listener = await loop.create_unix_server(make, address, backlog=_BACKLOG)
+                log.info("TCP: listening on %s", address)
+                return -1
+            self._listener = await loop.create_server(
+                make, place[0] or None, place[1], backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
+        bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
+        log.info("TCP: listening on %s", _shown(bound_host, bound_port))
+        return int(bound_port)
+
+    async def _listen_http(self, http: HTTPApi) -> None:
+        address = self._config.http_address
+        try:
+            shown = await http.listen(address)
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
+        log.info("HTTP: listening on %s", shown)
+
+    async def wait_failed(self) -> None:
+        await self._turn.failure
+
+    async def stop(self) -> None:
+        """Lose nothing: what waits is stored, what is owed comes again after the next start.
+
+        Raises:
+            StorageError: something could not be stored.
+        """
+        try:
+            await self._stop_listening()
+            await self._turn.stop()
+            self._broker.close()
+        finally:
+            await self._release()
+        log.info("NSQ: bye")
+
+    async def _stop_listening(self) -> None:
+        if self._listener is not None:
+            log.info("TCP: closing %s", self._config.tcp_address)
+            self._listener.close()
+            self._listener = None
+        self._broker.exiting = True
+        self._connections.close_all()
+        if self._http is not None:
+            await self._http.stop()
+            self._http = None
+
+    async def _release(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._http is not None:
+            await self._http.stop()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _lock(path: str) -> DirLock:
+    try:
+        return DirLock(path)
+    except BlockingIOError as error:
+        reason = (
+            f"cannot flock directory {path} - resource temporarily unavailable "
+            "(possibly in use by another instance of nsqd)"
+        )
+        raise StartError(f"failed to lock data-path: {reason}") from error
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise StartError(f"failed to lock data-path: open {path}: {why}") from error
+
+
+def _cannot_listen(address: str, error: OSError) -> StartError:
+    return StartError(f"listen ({address}) failed - {(error.strerror or str(error)).lower()}")
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

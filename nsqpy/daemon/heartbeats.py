@@ -1,0 +1,74 @@
+"""Heartbeats and the deadlines of silent connections, one timer for all of them.
+
+A heartbeat is lazy: none is owed to a connection on which bytes went both ways within the
+interval, and one is owed exactly one interval after the side that has been silent longest was
+last heard, so that no client waits more than its interval for a sign of life. Two intervals
+without a byte from the client, or one in which it took nothing of what waits for it, end the
+connection. Source: reference nsqd 1.6; DESIGN 5.
+"""
+
+from typing import Protocol
+
+from nsqpy.core.deadlines import NEVER, DeadlineHeap
+
+__all__ = ["Heartbeats", "Watched"]
+
+
+class Watched(Protocol):
+    """A connection, as far as its heartbeats go. Times are monotonic nanoseconds."""
+
+    deadline_ns: int
+    received_ns: int
+    sent_ns: int
+    blocked_since_ns: int
+
+    @property
+    def heartbeat_interval_ns(self) -> int:
+        """0: no heartbeats, and no deadlines."""
+
+    def beat(self, now_ns: int) -> None: ...
+
+    def abort(self, why: str) -> None: ...
+
+
+class Heartbeats:
+    """Call ``run`` whenever ``soonest_ns`` has come."""
+
+    def __init__(self) -> None:
+        self._heap: DeadlineHeap[Watched] = DeadlineHeap()
+
+    def watch(self, connection: Watched) -> None:
+        """Begin, or begin again with the interval that the connection has now."""
+        self.forget(connection)
+        interval_ns = connection.heartbeat_interval_ns
+        if interval_ns:
+            self._heap.add(connection, _oldest_ns(connection) + interval_ns)
+
+    def forget(self, connection: Watched) -> None:
+        if connection.deadline_ns != NEVER:
+            self._heap.discard(connection)
+
+    def soonest_ns(self) -> int:
+        return self._heap.soonest_ns()
+
+    def run(self, now_ns: int) -> None:
+        """Beat every connection that is owed it, and end those that are dead."""
+        while (connection := self._heap.pop_due(now_ns)) is not None:
+            interval_ns = connection.heartbeat_interval_ns
+            if now_ns - connection.received_ns >= 2 * interval_ns:
+                connection.abort("was silent for two heartbeats")
+                continue
+            blocked_since_ns = connection.blocked_since_ns
+            if blocked_since_ns and now_ns - blocked_since_ns >= interval_ns:
+                connection.abort("does not read what it is sent")
+                continue
+            due_ns = _oldest_ns(connection) + interval_ns
+            if due_ns <= now_ns:
+                connection.beat(now_ns)
+                due_ns = now_ns + interval_ns
+            silent_ns = connection.received_ns + 2 * interval_ns
+            self._heap.add(connection, max(min(due_ns, silent_ns), now_ns + 1))
+
+
+def _oldest_ns(connection: Watched) -> int:
+    return min(connection.received_ns, connection.sent_ns)

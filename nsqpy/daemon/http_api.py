@@ -1,0 +1,310 @@
+"""The HTTP API of the daemon: from a URL to a call on the broker. Source: reference nsqd 4.2.
+
+Everything but publishing is done when the call returns. A publish waits for its ticket: ``OK``
+means what ``--durability`` says, and any failure to store is 503 EXITING.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqpy.clock import Clock
+from nsqpy.config import change_config, config_value, split_address
+from nsqpy.core.broker import NotFoundError
+from nsqpy.core.stats import stats_json, stats_text
+from nsqpy.core.topic import ExitingError, Ticket
+from nsqpy.daemon.debug import debug_routes
+from nsqpy.daemon.http_bodies import BOOLEANS, defer_ns, split_lines, split_records
+from nsqpy.daemon.memory import MemoryMeter
+from nsqpy.errors import NSQError, StorageError
+from nsqpy.logs import set_level
+from nsqpy.names import is_valid_name
+from nsqpy.net.http import (
+    EMPTY,
+    OK,
+    Handler,
+    HTTPError,
+    HTTPServer,
+    Reply,
+    Request,
+    Route,
+    json_reply,
+    text_reply,
+)
+from nsqpy.scalars import format_duration
+from nsqpy.version import NSQ_VERSION
+
+if TYPE_CHECKING:
+    from nsqpy.core.broker import Broker
+
+__all__ = ["HTTPApi"]
+
+log = logging.getLogger(__name__)
+
+
+class HTTPApi:
+    """The API of one daemon and its listener.
+
+    Made inside a running event loop, when the TCP listener is open: ``tcp_port`` is its port, -1
+    for a Unix socket. ``/stats`` counts uptime from now. ``broker.config`` is read anew for each
+    request; this is also where ``PUT /config`` puts a changed one.
+    """
+
+    def __init__(self, broker: "Broker", clock: Clock, *, hostname: str, tcp_port: int) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._started_ns = clock.now().monotonic_ns
+        self._hostname = hostname
+        self._tcp_port = tcp_port
+        self._http_port = 0
+        self._memory = MemoryMeter()
+        self._server = HTTPServer(self._routes(), _log_request)
+
+    async def listen(self, address: str) -> str:
+        """Serve ``host:port`` or a Unix socket's path; return what is really listened on.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        place = split_address(address)
+        if place is None:
+            await self._server.listen_unix(Path(address))
+            self._http_port = -1
+            return address
+        bound_host, self._http_port = await self._server.listen(*place)
+        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+        return f"{shown}:{self._http_port}"
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection."""
+        self._memory.close()
+        await self._server.stop()
+
+    def _routes(self) -> Mapping[str, Mapping[str, Route]]:
+        broker = self._broker
+        return {
+            "/ping": {"GET": Route(self._ping)},
+            "/info": {"GET": Route(self._info)},
+            "/stats": {"GET": Route(self._stats)},
+            "/pub": {"POST": Route(self._pub, logged=False)},
+            "/mpub": {"POST": Route(self._mpub, logged=False)},
+            "/config/*": {"GET": Route(self._get_config), "PUT": Route(self._put_config)},
+            "/topic/create": _post(_on_topic(broker.topic, checked=True)),
+            "/topic/delete": _post(_on_topic(broker.delete_topic)),
+            "/topic/pause": _post(_on_topic(broker.pause_topic)),
+            "/topic/unpause": _post(_on_topic(broker.unpause_topic)),
+            "/topic/empty": _post(_on_topic(broker.empty_topic, checked=True)),
+            "/channel/create": _post(_on_channel(broker.create_channel)),
+            "/channel/delete": _post(_on_channel(broker.delete_channel)),
+            "/channel/pause": _post(_on_channel(broker.pause_channel)),
+            "/channel/unpause": _post(_on_channel(broker.unpause_channel)),
+            "/channel/empty": _post(_on_channel(broker.empty_channel)),
+            **debug_routes(),
+        }
+
+    # -- about the daemon -------------------------------------------------------------------
+
+    async def _ping(self, request: Request) -> Reply:
+        health = self._broker.health
+        return text_reply(health, 200 if health == "OK" else 500, nsq=False)
+
+    async def _info(self, request: Request) -> Reply:
+        broker = self._broker
+        config = broker.config
+        return json_reply(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": config.broadcast_address,
+                "hostname": self._hostname,
+                "http_port": self._http_port,
+                "tcp_port": self._tcp_port,
+                "start_time": broker.start_time_s,
+                "max_heartbeat_interval": config.max_heartbeat_interval_ns,
+                "max_output_buffer_size": config.max_output_buffer_size,
+                "max_output_buffer_timeout": config.max_output_buffer_timeout_ns,
+                "max_deflate_level": config.max_deflate_level,
+                "topology_zone": config.topology_zone,
+                "topology_region": config.topology_region,
+            }
+        )
+
+    async def _stats(self, request: Request) -> Reply:
+        query = request.query
+        include_clients = BOOLEANS.get(query.get("include_clients", ""), True)
+        include_mem = BOOLEANS.get(query.get("include_mem", ""), True)
+        stats = self._broker.stats(
+            query.get("topic", ""), query.get("channel", ""), include_clients=include_clients
+        )
+        memory = self._memory.read() if include_mem else None
+        if query.get("format") == "json":
+            return json_reply(stats_json(stats, memory))
+        now = self._clock.now()
+        uptime_ns = now.monotonic_ns - self._started_ns
+        return text_reply(stats_text(stats, memory, now_ns=now.wall_ns, uptime_ns=uptime_ns))
+
+    async def _get_config(self, request: Request) -> Reply:
+        return self._config_reply(request.segment)
+
+    async def _put_config(self, request: Request) -> Reply:
+        config = self._broker.config
+        body = await request.body(config.max_msg_size, "INVALID_VALUE")
+        if not body:
+            raise HTTPError(413, "INVALID_VALUE")
+        try:
+            changed = change_config(config, request.segment, body)
+        except KeyError:
+            raise HTTPError(400, "INVALID_OPTION") from None
+        except ValueError:
+            raise HTTPError(400, "INVALID_VALUE") from None
+        self._broker.config = changed
+        set_level(changed.log_level)
+        return self._config_reply(request.segment)
+
+    def _config_reply(self, name: str) -> Reply:
+        config = self._broker.config
+        shown = config_value(config, name)
+        if shown is None:
+            raise HTTPError(400, "INVALID_OPTION")
+        # The level is text in the file but a number here, as in the original.
+        is_text = isinstance(getattr(config, name, None), str) and name != "log_level"
+        return text_reply(shown) if is_text else json_reply(shown.encode())
+
+    # -- publishing -------------------------------------------------------------------------
+
+    async def _pub(self, request: Request) -> Reply:
+        config = self._broker.config
+        body = await request.body(config.max_msg_size, "MSG_TOO_BIG")
+        if not body:
+            raise HTTPError(400, "MSG_EMPTY")
+        query = request.query
+        topic = _valid_topic(query)
+        delay_ns = 0
+        if "defer" in query:
+            self._make_topic(topic)  # even if the delay turns out to be wrong, as in the original
+            delay_ns = defer_ns(query["defer"], config.max_req_timeout_ns)
+        return await self._publish(topic, [body], delay_ns)
+
+    async def _mpub(self, request: Request) -> Reply:
+        config = self._broker.config
+        request.refuse_length_over(config.max_body_size, "BODY_TOO_BIG")
+        query = request.query
+        topic = _valid_topic(query)
+        self._make_topic(topic)
+        binary = query.get("binary", "false")
+        if binary not in BOOLEANS:
+            log.warning("deprecated value %r used for /mpub binary param", binary)
+        body = await request.body(config.max_body_size, "BODY_TOO_BIG")
+        if BOOLEANS.get(binary, True):
+            messages = split_records(body, config.max_msg_size, config.max_body_size)
+        else:
+            messages = split_lines(body, config.max_msg_size)
+        return await self._publish(topic, messages) if messages else OK
+
+    def _make_topic(self, name: str) -> None:
+        try:
+            self._broker.topic(name)
+        except NSQError as error:
+            raise _not_published(name, error) from error
+
+    async def _publish(self, topic: str, bodies: list[bytes], delay_ns: int = 0) -> Reply:
+        try:
+            ticket = self._broker.publish(topic, bodies, delay_ns=delay_ns)
+        except NSQError as error:
+            raise _not_published(topic, error) from error
+        await _wait_done(ticket)
+        if ticket.error is not None:
+            raise _not_published(topic, ticket.error)
+        return OK
+
+
+async def _wait_done(ticket: Ticket) -> None:
+    if ticket.done:
+        return
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: Ticket) -> None:
+        if not done.done():  # the connection may have been closed meanwhile
+            done.set_result(None)
+
+    ticket.on_done = wake
+    await done
+
+
+def _not_published(topic: str, error: NSQError) -> HTTPError:
+    if not isinstance(error, ExitingError):
+        log.error("TOPIC(%s): failed to publish - %s", topic, error)
+    return HTTPError(503, "EXITING")
+
+
+# --- topics and channels ---
+
+
+def _post(handler: Handler) -> Mapping[str, Route]:
+    return {"POST": Route(handler)}
+
+
+def _on_topic(act: Callable[[str], object], *, checked: bool = False) -> Handler:
+    """A handler that does ``act`` to the topic; ``checked`` refuses bad names as such, where
+    others merely do not find them."""
+
+    async def handle(request: Request) -> Reply:
+        query = request.query
+        topic = _valid_topic(query) if checked else _given(query, "topic")
+        return _done(lambda: act(topic))
+
+    return handle
+
+
+def _on_channel(act: Callable[[str, str], object]) -> Handler:
+    """A handler that does ``act`` to the channel of a topic that exists."""
+
+    async def handle(request: Request) -> Reply:
+        query = request.query
+        topic, channel = (_legal(query, name) for name in ("topic", "channel"))
+        return _done(lambda: act(topic, channel))
+
+    return handle
+
+
+def _done(act: Callable[[], object]) -> Reply:
+    """Call; an empty 200, or the refusal."""
+    try:
+        act()
+    except NotFoundError as error:
+        raise HTTPError(404, f"{error.kind.upper()}_NOT_FOUND") from None
+    except ExitingError:
+        raise HTTPError(503, "EXITING") from None
+    except StorageError as error:
+        log.error("%s", error)
+        raise HTTPError(500, "INTERNAL_ERROR") from error
+    return EMPTY
+
+
+def _given(query: Mapping[str, str], name: str) -> str:
+    value = query.get(name)
+    if value is None:
+        raise HTTPError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _valid_topic(query: Mapping[str, str]) -> str:
+    topic = _given(query, "topic")
+    if not is_valid_name(topic):
+        raise HTTPError(400, "INVALID_TOPIC")
+    return topic
+
+
+def _legal(query: Mapping[str, str], name: str) -> str:
+    value = _given(query, name)
+    if not is_valid_name(value):
+        raise HTTPError(400, f"INVALID_ARG_{name.upper()}")
+    return value
+
+
+def _log_request(request: Request, status: int, elapsed_ns: int) -> None:
+    log.info(
+        "%d %s %s (%s) %s",
+        *(status, request.method, request.target, request.peer, format_duration(elapsed_ns)),
+    )

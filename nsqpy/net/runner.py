@@ -1,0 +1,71 @@
+"""Running a service: the loop, the signals, an ordered stop. Used by every daemon."""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import uvloop
+
+__all__ = ["Service", "run"]
+
+log = logging.getLogger(__name__)
+
+_IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Service(Protocol):
+    """What ``run`` runs. ``start`` may raise: nothing is stopped then that was not started."""
+
+    async def start(self) -> None: ...
+
+    async def wait_failed(self) -> None:
+        """Return only if the service cannot go on, by raising why."""
+
+    async def stop(self) -> None: ...
+
+
+def run(make: Callable[[], Awaitable[Service]]) -> int:
+    """Run a service until SIGINT or SIGTERM; the exit code: 0 after a clean stop, else 1.
+
+    Signals during the stop are ignored. SIGUSR1, SIGUSR2 and SIGPIPE never end the process.
+    """
+    return uvloop.run(_run(make))
+
+
+async def _run(make: Callable[[], Awaitable[Service]]) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    for number in _IGNORED:
+        loop.add_signal_handler(number, _ignore)
+    service = await make()
+    await service.start()
+    # What exists now stays: the collector need not look at it again and again. Objects made
+    # later die by reference count; full collections are for rare cycles only.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    failed = asyncio.ensure_future(service.wait_failed())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    code = 0
+    if failed.done():
+        log.critical("cannot go on - %s", failed.exception())
+        code = 1
+    else:
+        failed.cancel()
+    try:
+        await service.stop()
+    except Exception as error:
+        log.critical("did not stop cleanly - %s", error)
+        code = 1
+    return code
+
+
+def _ignore() -> None:
+    pass
