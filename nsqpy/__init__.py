@@ -9,11 +9,16 @@ from nsqpy.version import RELEASE as __version__
 
 if TYPE_CHECKING:
     from nsqpy.client.consumer import Consumer
+    from nsqpy.client.message import Message
     from nsqpy.client.producer import Producer
 
-__all__ = ["Consumer", "Producer", "__version__"]
+__all__ = ["Consumer", "Message", "Producer", "__version__"]
 
-_LAZY = {"Consumer": "nsqpy.client.consumer", "Producer": "nsqpy.client.producer"}
+_LAZY = {
+    "Consumer": "nsqpy.client.consumer",
+    "Message": "nsqpy.client.message",
+    "Producer": "nsqpy.client.producer",
+}
 
 
 def __getattr__(name: str) -> object:
