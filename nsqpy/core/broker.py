@@ -122,6 +122,8 @@ class Broker:
         self._now = start
         self._deadlines: DeadlineHeap[Channel] = DeadlineHeap()
         self._log_all = config.durability != "memory"
+        self._fsync = config.durability == "fsync"
+        self._sync_timeout_ns = config.sync_timeout_ns
         self._awaiting_sync: list[Ticket] = []
         self._unsynced: dict[DiskQueue, None] = {}
         self._unsynced_since_ns = NEVER
@@ -418,15 +420,16 @@ class Broker:
 
     # -- publishing and consuming -----------------------------------------------------------
 
-    def publish(self, topic_name: str, bodies: list[bytes], *, delay_ns: int = 0) -> Ticket:
+    def publish(self, topic_name: str, bodies: list[bytes], *, deliver_at_ns: int = 0) -> Ticket:
         """Queue bodies for the end of this turn; ``topic_name`` is valid.
+
+        ``deliver_at_ns`` is wall time, 0 for at once.
 
         Raises:
             ExitingError, StorageError: the topic is new and cannot be made.
         """
-        ticket = Ticket()
-        deliver_at_ns = self._now.wall_ns + delay_ns if delay_ns else 0
-        self.topic(topic_name).publish(bodies, ticket, deliver_at_ns)
+        ticket = Ticket(bodies, deliver_at_ns)
+        self.topic(topic_name).publish(ticket)
         return ticket
 
     def subscribe(self, topic_name: str, name: str, subscription: Subscription) -> Channel:
@@ -473,7 +476,8 @@ class Broker:
                     subscription.consumer.deliver(frames)
             except StorageError as error:
                 self._retry_later(channel, error, now)
-            self._schedule(channel)
+            if channel.deadlines_changed:
+                self._schedule(channel)
         logs, agenda.logs = agenda.logs, {}
         for queue_log in logs:
             try:
@@ -489,10 +493,12 @@ class Broker:
 
     def next_deadline_ns(self) -> int:
         """When the next turn is due even if nothing arrives, or NEVER."""
-        times = [self._deadlines.soonest_ns(), self._retry_ns]
-        if self._unsynced and self.config.durability != "fsync":
-            times.append(self._unsynced_since_ns + self.config.sync_timeout_ns)
-        return min((time for time in times if time != NEVER), default=NEVER)
+        soonest_ns = self._deadlines.soonest_ns()
+        if self._retry_ns != NEVER:
+            soonest_ns = _sooner(soonest_ns, self._retry_ns)
+        if self._unsynced and not self._fsync:
+            soonest_ns = _sooner(soonest_ns, self._unsynced_since_ns + self._sync_timeout_ns)
+        return soonest_ns
 
     def _expire(self, now: Instant) -> None:
         while (channel := self._deadlines.pop_due(now.monotonic_ns)) is not None:
@@ -510,6 +516,7 @@ class Broker:
 
     def _schedule(self, channel: Channel) -> None:
         """Keep the channel's place in the heap at its soonest deadline, or sooner."""
+        channel.deadlines_changed = False
         if channel.exiting:
             return
         soonest_ns = channel.soonest_deadline_ns()
@@ -536,7 +543,7 @@ class Broker:
 
     def _stored(self, tickets: list[Ticket]) -> None:
         self._fault = ""
-        if self.config.durability == "fsync":
+        if self._fsync:
             self._awaiting_sync += tickets
             return
         for ticket in tickets:
@@ -555,12 +562,12 @@ class Broker:
 
     def sync_due(self, now: Instant) -> bool:
         """Whether ``--durability``, ``--sync-every`` or ``--sync-timeout`` ask for a sync now."""
-        if self.config.durability == "fsync":
+        if self._fsync:
             return bool(self._awaiting_sync or self._unsynced)
         if not self._unsynced:
             return False
         age_ns = now.monotonic_ns - self._unsynced_since_ns
-        return self._sync_overdue or age_ns >= self.config.sync_timeout_ns
+        return self._sync_overdue or age_ns >= self._sync_timeout_ns
 
     def begin_sync(self) -> SyncWork:
         """Take everything that waits for a sync; ``end_sync`` must follow."""
@@ -597,6 +604,10 @@ class Broker:
             else (),
         )
         return select(snapshot, topic, channel)
+
+
+def _sooner(one_ns: int, other_ns: int) -> int:
+    return other_ns if one_ns == NEVER or other_ns < one_ns else one_ns
 
 
 def _topic_stats(topic: Topic, include_clients: bool) -> TopicStats:

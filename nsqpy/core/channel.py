@@ -86,6 +86,7 @@ class Channel:
         self._deferred: DeadlineHeap[Deferred] = DeadlineHeap()
         self._ready: dict[Subscription, None] = {}  # those with credit, next to be served first
         self.subscriptions: dict[Subscription, None] = {}
+        self.deadlines_changed = False  # ``soonest_deadline_ns`` may be sooner than it was
         self.deadline_ns = NEVER  # its place in the broker's heap of channels
         self.paused = False
         self.exiting = False
@@ -141,19 +142,30 @@ class Channel:
         Raises:
             StorageError: the disk refused; of several batches some may have been taken.
         """
-        ready = [batch for batch in batches if batch.deliver_at_ns <= now.wall_ns]
+        ready: Sequence[Batch] = batches
+        for batch in batches:
+            if batch.deliver_at_ns > now.wall_ns:
+                ready = self._defer(batches, now)
+                break
         if ready:
             spare = 0
             if self._log is None:
                 spare = sum(subscription.credit for subscription in self._ready)
             self._window.put(ready, spare)
-            self.message_count += sum(map(len, ready))
-        if len(ready) < len(batches):
-            for batch in batches:
-                if batch.deliver_at_ns > now.wall_ns:
-                    self._defer_run(self._store_deferred(batch), now)
-                    self.message_count += len(batch)
+            for batch in ready:
+                self.message_count += len(batch)
         self._agenda.note_channel(self)
+
+    def _defer(self, batches: Sequence[Batch], now: Instant) -> list[Batch]:
+        """Defer those of ``batches`` that are due later; the others are returned."""
+        ready = []
+        for batch in batches:
+            if batch.deliver_at_ns > now.wall_ns:
+                self._defer_run(self._store_deferred(batch), now)
+                self.message_count += len(batch)
+            else:
+                ready.append(batch)
+        return ready
 
     def _store_deferred(self, batch: Batch) -> Run:
         run = Run(batch, 0, len(batch))
@@ -165,6 +177,7 @@ class Channel:
     def _defer_run(self, run: Run, now: Instant) -> None:
         delay_ns = max(run.batch.deliver_at_ns - now.wall_ns, 0)
         self._deferred.add(Deferred(run), now.monotonic_ns + delay_ns)
+        self.deadlines_changed = True
         self.deferred_count += len(run)
 
     # -- consumers --------------------------------------------------------------------------
@@ -226,6 +239,7 @@ class Channel:
         flight = Flight(subscription, runs, ids, now_ns)
         self._in_flight.update(dict.fromkeys(ids, flight))
         self._flights.add(flight, now_ns + subscription.msg_timeout_ns)
+        self.deadlines_changed = True
         subscription.in_flight_count += len(ids)
         subscription.message_count += len(ids)
         self.delivered_count += len(ids)
@@ -366,6 +380,7 @@ class Channel:
             self._window.put_run(deferred.run)
             self.deferred_count -= len(deferred.run)
             available += len(deferred.run)
+        self.deadlines_changed = True  # whoever called has to ask for the next one
         if available:
             self._agenda.note_channel(self)
         return available

@@ -40,17 +40,14 @@ __all__ = ["Session"]
 
 
 class _PublishTicket(Ticket):
-    """The replies owed to one publish command."""
+    """One publish command, and the replies it is owed."""
 
-    __slots__ = ("command", "session", "size")
+    __slots__ = ("command", "session")
 
-    def __init__(self, session: "Session", command: Publish, size: int) -> None:
+    def __init__(self, session: "Session", command: Publish, deliver_at_ns: int) -> None:
+        super().__init__(command.bodies, deliver_at_ns)
         self.session = session
         self.command = command
-        self.size = size
-        self.done = False
-        self.error = None
-        self.on_done = None
 
     def complete(self, error: NSQError | None = None) -> None:
         self.done = True
@@ -200,17 +197,17 @@ class Session:
         self._reply(OK_FRAME)
 
     def _publish(self, command: Publish, now: Instant) -> None:
-        size = sum(map(len, command.bodies))
-        ticket = _PublishTicket(self, command, size)
+        delay_ms = command.delay_ms
+        deliver_at_ns = now.wall_ns + delay_ms * MILLISECOND if delay_ms else 0
+        ticket = _PublishTicket(self, command, deliver_at_ns)
         self._replies.append(ticket)
-        self.unsettled_bytes += size
-        deliver_at_ns = now.wall_ns + command.delay_ms * MILLISECOND if command.delay_ms else 0
+        self.unsettled_bytes += ticket.size
         try:
             topic = self._broker.topic(command.topic)
         except NSQError as error:
             ticket.complete(error)
             return
-        topic.publish(command.bodies, ticket, deliver_at_ns)
+        topic.publish(ticket)
         counts = self.pub_counts
         counts[command.topic] = counts.get(command.topic, 0) + len(command.bodies)
 

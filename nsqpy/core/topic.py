@@ -8,7 +8,6 @@ goes straight into the channels' logs; the topic's own queue is for what no chan
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
@@ -35,14 +34,23 @@ class ExitingError(NSQError):
 
 
 class Ticket:
-    """What a publisher holds until its messages are as safe as ``--durability`` asks.
+    """Bodies published together, held until they are as safe as ``--durability`` asks.
 
-    ``error`` is set if they are not stored. ``on_done`` is called once, when it is known.
+    ``size`` is the bodies' bytes; ``deliver_at_ns`` is wall time, 0 for at once. ``error`` is set
+    if they are not stored. ``on_done`` is called once, when it is known.
     """
 
-    __slots__ = ("done", "error", "on_done")
+    __slots__ = ("bodies", "deliver_at_ns", "done", "error", "on_done", "size")
 
-    def __init__(self, on_done: Callable[["Ticket"], None] | None = None) -> None:
+    def __init__(
+        self,
+        bodies: list[bytes],
+        deliver_at_ns: int = 0,
+        on_done: Callable[["Ticket"], None] | None = None,
+    ) -> None:
+        self.bodies = bodies
+        self.size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        self.deliver_at_ns = deliver_at_ns
         self.done = False
         self.error: NSQError | None = None
         self.on_done = on_done
@@ -53,14 +61,6 @@ class Ticket:
         self.error = error
         if self.on_done is not None:
             self.on_done(self)
-
-
-class Publication(NamedTuple):
-    """Bodies published together, all for the same time."""
-
-    bodies: list[bytes]
-    ticket: Ticket
-    deliver_at_ns: int
 
 
 class Topic:
@@ -84,7 +84,7 @@ class Topic:
         self._guids = guids
         self._log = queue_log
         self._window = Window(queue_log, limit=window_limit, log_all=log_all)
-        self._inbox: list[Publication] = []
+        self._inbox: list[Ticket] = []
         self._on_stored = on_stored
         self._on_fault = on_fault
         self.channels: dict[str, Channel] = {}
@@ -101,15 +101,15 @@ class Topic:
     def backend_depth(self) -> int:
         return self._window.backend_depth
 
-    def publish(self, bodies: list[bytes], ticket: Ticket, deliver_at_ns: int = 0) -> None:
-        """Queue bodies for the next turn. ``deliver_at_ns`` is wall time, 0 for at once.
+    def publish(self, ticket: Ticket) -> None:
+        """Queue bodies for the next turn.
 
         What waits here is what arrived since the last turn: bounded by one read a connection.
         """
         if self.exiting:
             ticket.complete(ExitingError())
             return
-        self._inbox.append(Publication(bodies, ticket, deliver_at_ns))
+        self._inbox.append(ticket)
         self._agenda.note_topic(self)
 
     # -- the steps of a turn ----------------------------------------------------------------
@@ -120,7 +120,6 @@ class Topic:
         if not inbox:
             return
         self._inbox = []
-        tickets = [publication.ticket for publication in inbox]
         batches = self._encode(inbox, now)
         try:
             if self.channels and not self.paused and not self._window.depth:
@@ -131,39 +130,41 @@ class Topic:
         except StorageError as error:
             log.error("TOPIC(%s): failed to store messages - %s", self.name, error)
             self._on_fault(error)
-            for ticket in tickets:
+            for ticket in inbox:
                 ticket.complete(error)
             return
-        for batch in batches:
-            count = len(batch)
-            self.message_count += count
-            self.message_bytes += batch.body_bytes(0, count)
-        self._on_stored(tickets)
+        for ticket in inbox:
+            self.message_count += len(ticket.bodies)
+            self.message_bytes += ticket.size
+        self._on_stored(inbox)
 
-    def _encode(self, inbox: list[Publication], now: Instant) -> list[Batch]:
+    def _encode(self, inbox: list[Ticket], now: Instant) -> list[Batch]:
         """The fewest batches that keep the order, the bounds and the times of delivery."""
         batches: list[Batch] = []
         bodies: list[bytes] = []
         deliver_at_ns = size = 0
-        for publication in inbox:
-            if bodies and publication.deliver_at_ns != deliver_at_ns:
-                batches += self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns)
+        for ticket in inbox:
+            if bodies and ticket.deliver_at_ns != deliver_at_ns:
+                self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns, batches)
                 bodies, size = [], 0
-            deliver_at_ns = publication.deliver_at_ns
-            bodies = bodies + publication.bodies if bodies else publication.bodies
-            size += sum(map(len, publication.bodies))
-        batches += self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns)
+            deliver_at_ns = ticket.deliver_at_ns
+            bodies = bodies + ticket.bodies if bodies else ticket.bodies
+            size += ticket.size
+        self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns, batches)
         return batches
 
     def _encode_bodies(
-        self, bodies: list[bytes], size: int, deliver_at_ns: int, wall_ns: int
-    ) -> list[Batch]:
-        # The ids are drawn before the timestamp is looked at, as in the original.
-        batches = []
-        for part in _parts(bodies, size):
+        self,
+        bodies: list[bytes],
+        size: int,
+        deliver_at_ns: int,
+        wall_ns: int,
+        batches: list[Batch],
+    ) -> None:
+        fits = len(bodies) <= BATCH_MAX_MESSAGES and size <= BATCH_MAX_BYTES
+        for part in [bodies] if fits else _parts(bodies):
             ids = self._guids.draw(len(part), wall_ns)
             batches.append(encode_batch(part, ids, wall_ns, deliver_at_ns))
-        return batches
 
     def pump(self, now: Instant) -> None:
         """Copy what is queued in the topic to every channel, a bounded amount a turn.
@@ -210,8 +211,8 @@ class Topic:
         """Stop taking messages; what waits in the inbox is refused."""
         self.exiting = True
         inbox, self._inbox = self._inbox, []
-        for publication in inbox:
-            publication.ticket.complete(ExitingError())
+        for ticket in inbox:
+            ticket.complete(ExitingError())
 
     def close(self) -> None:
         """Store what is only in memory and let go of the files.
@@ -227,10 +228,8 @@ class Topic:
             self._log.close()
 
 
-def _parts(bodies: list[bytes], size: int) -> list[list[bytes]]:
-    """Cut ``bodies``, ``size`` bytes together, into stretches within the bounds of a batch."""
-    if len(bodies) <= BATCH_MAX_MESSAGES and size <= BATCH_MAX_BYTES:
-        return [bodies]
+def _parts(bodies: list[bytes]) -> list[list[bytes]]:
+    """Cut ``bodies`` into stretches within the bounds of a batch."""
     parts: list[list[bytes]] = []
     start = total = 0
     for index, body in enumerate(bodies):

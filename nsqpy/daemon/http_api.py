@@ -180,11 +180,12 @@ class HTTPApi:
             raise HTTPError(400, "MSG_EMPTY")
         query = request.query
         topic = _valid_topic(query)
-        delay_ns = 0
+        deliver_at_ns = 0
         if "defer" in query:
             self._make_topic(topic)  # even if the delay turns out to be wrong, as in the original
             delay_ns = defer_ns(query["defer"], config.max_req_timeout_ns)
-        return await self._publish(topic, [body], delay_ns)
+            deliver_at_ns = self._clock.now().wall_ns + delay_ns if delay_ns else 0
+        return await self._publish(topic, [body], deliver_at_ns)
 
     async def _mpub(self, request: Request) -> Reply:
         config = self._broker.config
@@ -208,9 +209,9 @@ class HTTPApi:
         except NSQError as error:
             raise _not_published(name, error) from error
 
-    async def _publish(self, topic: str, bodies: list[bytes], delay_ns: int = 0) -> Reply:
+    async def _publish(self, topic: str, bodies: list[bytes], deliver_at_ns: int = 0) -> Reply:
         try:
-            ticket = self._broker.publish(topic, bodies, delay_ns=delay_ns)
+            ticket = self._broker.publish(topic, bodies, deliver_at_ns=deliver_at_ns)
         except NSQError as error:
             raise _not_published(topic, error) from error
         await _wait_done(ticket)

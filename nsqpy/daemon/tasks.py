@@ -77,7 +77,7 @@ class Turn:
         broker = self._broker
         now = self._clock.now()
         broker.turn(now)
-        self._connections.flush()
+        self._connections.flush(now.monotonic_ns)
         if self._sync is None and broker.sync_due(now):
             self._sync = self._loop.create_task(self._run_sync(broker.begin_sync()))
         self._set_timer(now.monotonic_ns)

@@ -41,17 +41,15 @@ class Connections:
     def make(self) -> "Connection":
         return Connection(self)
 
-    def flush(self) -> None:
+    def flush(self, now_ns: int) -> None:
         """Write what each connection is owed, once."""
         waiting, self.waiting = self.waiting, {}
-        if waiting:
-            now_ns = self.clock.now().monotonic_ns
-            for connection in waiting:
-                connection.flush(now_ns)
+        for connection in waiting:
+            connection.flush(now_ns)
 
     def close_all(self) -> None:
         """Close every connection, also those that never said anything."""
-        self.flush()
+        self.flush(self.clock.now().monotonic_ns)
         for connection in list(self.open):
             connection.finish()
 
@@ -168,7 +166,7 @@ class Connection(asyncio.Protocol):
             session.out = []
             self.sent_ns = now_ns
             transport.write(out[0] if len(out) == 1 else b"".join(out))
-            if transport.get_write_buffer_size() > WRITE_STOP_BYTES:
+            if self.blocked_since_ns and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
                 self._pause_reading()
         if session.finished:
             self.finish()

@@ -334,9 +334,11 @@ class CommandParser:
         if topic is None:
             reason = f"PUB topic name {go_quote(words[1])} is not valid"
             return self._fault(commands, ErrorCode.BAD_TOPIC, reason)
-        stop = self._message_body("PUB", data, at, commands)
-        if stop == _INCOMPLETE:
-            return _INCOMPLETE
+        size = int.from_bytes(data[at : at + 4], "big", signed=True)
+        stop = at + 4 + size
+        if not 0 < size <= self._max_msg_size or stop > len(data):
+            # Not whole, or not allowed; the few lines above are the path of every good PUB.
+            return self._message_body("PUB", data, at, commands)
         body = data[at + 4 : stop]
         last = commands[-1] if commands else None
         if type(last) is Publish and last.verb == "PUB" and last.topic == topic:
