@@ -1,0 +1,96 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Each makes what it needs in .venv by itself, and again when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+NODE_MODULES := tests/interop/node_modules
+# Anything for pytest: make test ARGS="-k rdy -x"
+ARGS ?=
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## say what can be made
+	@echo "usage: make TARGET"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: $(STAMPS)/demo ## publish 336,776 real flights, consume them twice, check every count
+	@$(BIN)/python -m examples.flights
+
+.PHONY: test
+test: check pytest ## everything that CI runs: check, then all tests
+
+.PHONY: pytest
+pytest: $(STAMPS)/dev $(NODE_MODULES)/.stamp
+	@echo "==> tests"
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: unit
+unit: $(STAMPS)/dev ## the tests that start no process
+	@$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/interop $(ARGS)
+
+.PHONY: e2e
+e2e: $(STAMPS)/dev ## the tests of the daemon as a process
+	@$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+.PHONY: interop
+interop: $(STAMPS)/dev $(NODE_MODULES)/.stamp ## the tests with clients that others wrote
+	@$(BIN)/python -m pytest tests/interop $(ARGS)
+
+.PHONY: check
+check: $(STAMPS)/dev ## format, lint and types
+	@echo "==> format"
+	@$(BIN)/ruff format --check --quiet .
+	@echo "==> lint"
+	@$(BIN)/ruff check --quiet .
+	@echo "==> types"
+	@$(BIN)/mypy
+
+.PHONY: format
+format: $(STAMPS)/dev ## rewrite the sources in the house's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+.PHONY: docs
+docs: $(STAMPS)/dev ## write the generated files: the table of options and the sample configuration
+	@$(BIN)/python -m nsqpy.startup > docs/configuration.md
+	@$(BIN)/nsqpy nsqd --sample-config > deploy/nsqd.toml
+
+.PHONY: lock
+lock: $(STAMPS)/dev ## write the installed versions down in constraints.txt
+	@$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable \
+		| LC_ALL=C sort > constraints.txt
+
+.PHONY: clean
+clean: ## remove everything that was made
+	rm -rf $(VENV) $(NODE_MODULES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "nsqpy needs Python 3.11 or later; say which with PYTHON=..."; exit 1; }
+	@echo "==> making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/venv pyproject.toml constraints.txt
+	@echo "==> installing nsqpy and what the demo needs"
+	@$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
+	@echo "==> installing nsqpy and what its tests need"
+	@$(PIP) install --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+$(NODE_MODULES)/.stamp: tests/interop/package.json tests/interop/package-lock.json
+	@echo "==> installing the Node client"
+	@cd tests/interop && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
