@@ -17,7 +17,9 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import NewType
+from typing import NewType, cast
+
+from nsqpy.columns import column, is_constant
 
 __all__ = [
     "BATCH_MAX_BYTES",
@@ -74,8 +76,13 @@ class Batch:
         return self.data[self.offsets[start] : self.offsets[stop]]
 
     def ids(self, start: int, stop: int) -> list[MessageID]:
-        data = self.data
-        return [MessageID(data[at + 18 : at + 34]) for at in self.offsets[start:stop]]
+        offsets, data = self.offsets, self.data
+        if isinstance(offsets, range):
+            at = offsets[start] + _ID_AT
+            ids = column(data, at, stride=offsets.step, width=ID_BYTES, count=stop - start)
+        else:
+            ids = [data[at + _ID_AT : at + FRAME_HEADER_BYTES] for at in offsets[start:stop]]
+        return cast("list[MessageID]", ids)
 
     def size_bytes(self, start: int, stop: int) -> int:
         return self.offsets[stop] - self.offsets[start]
@@ -155,7 +162,7 @@ def encode_batch(
     }
     parts: list[bytes] = [b""] * (3 * count)
     parts[0::3] = [heads[size] for size in sizes]
-    parts[1::3] = [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]
+    parts[1::3] = column(ids, 0, stride=ID_BYTES, width=ID_BYTES, count=count)
     parts[2::3] = bodies
     offsets: Sequence[int]
     if len(distinct) == 1:
@@ -172,7 +179,9 @@ def decode_batch(data: bytes, count: int, deliver_at_ns: int = 0) -> Batch:
         ValueError: ``data`` is not exactly ``count`` message frames.
     """
     stride = int.from_bytes(data[:_SIZE_BYTES], "big") + _SIZE_BYTES
-    if stride * count == len(data) and (count == 1 or _is_even(data, stride, count)):
+    if stride * count == len(data) and (
+        count == 1 or is_constant(data, 0, stride=stride, width=_SIZE_BYTES, count=count)
+    ):
         return Batch(data, _even_offsets(stride, count), deliver_at_ns)
     offsets = [0]
     at, end = 0, len(data)
@@ -187,8 +196,3 @@ def decode_batch(data: bytes, count: int, deliver_at_ns: int = 0) -> Batch:
     if at != end or len(offsets) != count + 1:
         raise ValueError(f"{len(offsets) - 1} frames found, not {count}")
     return Batch(data, offsets, deliver_at_ns)
-
-
-def _is_even(data: bytes, stride: int, count: int) -> bool:
-    """True if every frame has the size of the first: four strided looks, not ``count``."""
-    return all(data[at::stride] == data[at : at + 1] * count for at in range(_SIZE_BYTES))

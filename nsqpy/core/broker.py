@@ -121,6 +121,7 @@ class Broker:
         self._agenda = Agenda(wake)
         self._now = start
         self._deadlines: DeadlineHeap[Channel] = DeadlineHeap()
+        self.deadlines_changed = False  # ``next_deadline_ns`` may be sooner than it was
         self._log_all = config.durability != "memory"
         self._fsync = config.durability == "fsync"
         self._sync_timeout_ns = config.sync_timeout_ns
@@ -179,7 +180,7 @@ class Broker:
         known = {topic.name: topic for topic in topics}
         for name, channels in self._layout.scan(self._files).items():
             entry = known.get(name, TopicMetadata(name, False, {}))
-            paused = {channel: False for channel in channels} | entry.channels
+            paused = dict.fromkeys(channels, False) | entry.channels
             known[name] = TopicMetadata(name, entry.paused, paused)
         for entry in known.values():
             if is_ephemeral(entry.name):
@@ -493,6 +494,7 @@ class Broker:
 
     def next_deadline_ns(self) -> int:
         """When the next turn is due even if nothing arrives, or NEVER."""
+        self.deadlines_changed = False
         soonest_ns = self._deadlines.soonest_ns()
         if self._retry_ns != NEVER:
             soonest_ns = _sooner(soonest_ns, self._retry_ns)
@@ -524,8 +526,10 @@ class Broker:
             return
         if channel.deadline_ns == NEVER:
             self._deadlines.add(channel, soonest_ns)
+            self.deadlines_changed = True
         elif soonest_ns < channel.deadline_ns:
             self._deadlines.move(channel, soonest_ns)
+            self.deadlines_changed = True
 
     # -- storage: faults and syncs ----------------------------------------------------------
 
@@ -540,6 +544,7 @@ class Broker:
         self.note_fault(error)
         self._retry.append(item)
         self._retry_ns = now.monotonic_ns + _RETRY_NS
+        self.deadlines_changed = True
 
     def _stored(self, tickets: list[Ticket]) -> None:
         self._fault = ""
@@ -555,6 +560,7 @@ class Broker:
     def note_unsynced(self, queue_log: DiskQueue) -> None:
         if not self._unsynced:
             self._unsynced_since_ns = self._now.monotonic_ns
+            self.deadlines_changed = True
         self._unsynced[queue_log] = None
 
     def note_sync_overdue(self, queue_log: DiskQueue) -> None:

@@ -142,6 +142,7 @@ class Channel:
         Raises:
             StorageError: the disk refused; of several batches some may have been taken.
         """
+        self._agenda.note_channel(self)
         ready: Sequence[Batch] = batches
         for batch in batches:
             if batch.deliver_at_ns > now.wall_ns:
@@ -154,7 +155,6 @@ class Channel:
             self._window.put(ready, spare)
             for batch in ready:
                 self.message_count += len(batch)
-        self._agenda.note_channel(self)
 
     def _defer(self, batches: Sequence[Batch], now: Instant) -> list[Batch]:
         """Defer those of ``batches`` that are due later; the others are returned."""
@@ -206,23 +206,28 @@ class Channel:
         """Give each subscription with credit its share of what is ready, as frames to send.
 
         Raises:
-            StorageError: the log cannot be read; what was given out before that is lost from
-                the result only, and comes again after its timeout.
+            StorageError: the log cannot be read; nothing is given out.
         """
         deliveries: list[tuple[Subscription, list[bytes]]] = []
         window, ready = self._window, self._ready
-        depth = window.depth
-        if self.paused or self.exiting or not depth or not ready:
+        if not ready or self.paused or self.exiting or window.is_empty():
             return deliveries
+        depth = window.depth
         share = -(-depth // len(ready))
         for subscription in list(islice(ready, depth)):
-            runs = window.take(min(subscription.credit, share), DISPATCH_MAX_BYTES)
+            try:
+                runs = window.take(min(subscription.credit, share), DISPATCH_MAX_BYTES)
+            except StorageError:
+                if not deliveries:
+                    raise
+                break  # the next turn meets the error again
             if not runs:
                 break
             if subscription.sample_rate:
                 runs = self._sample(subscription.sample_rate, runs)
-            if runs:
-                deliveries.append((subscription, self._launch(subscription, runs, now_ns)))
+            frames = self._launch(subscription, runs, now_ns)
+            if frames:
+                deliveries.append((subscription, frames))
             del ready[subscription]  # to the back of the line, if it is still in it
             if subscription.credit:
                 ready[subscription] = None
@@ -231,19 +236,47 @@ class Channel:
         return deliveries
 
     def _launch(self, subscription: Subscription, runs: list[Run], now_ns: int) -> list[bytes]:
+        if not runs:
+            return []
         frames: list[bytes] = []
         ids: list[MessageID] = []
+        runs = [run.compact() for run in runs]
         for run in runs:
             frames.append(run.batch.frames(run.start, run.stop))
             ids += run.batch.ids(run.start, run.stop)
+        deadline_ns = now_ns + subscription.msg_timeout_ns
         flight = Flight(subscription, runs, ids, now_ns)
-        self._in_flight.update(dict.fromkeys(ids, flight))
-        self._flights.add(flight, now_ns + subscription.msg_timeout_ns)
+        launched = dict.fromkeys(ids, flight)
+        if len(launched) < len(ids) or not launched.keys().isdisjoint(self._in_flight.keys()):
+            return self._launch(subscription, self._defer_twins(runs, deadline_ns), now_ns)
+        self._in_flight.update(launched)
+        self._flights.add(flight, deadline_ns)
         self.deadlines_changed = True
         subscription.in_flight_count += len(ids)
         subscription.message_count += len(ids)
         self.delivered_count += len(ids)
         return frames
+
+    def _defer_twins(self, runs: list[Run], deadline_ns: int) -> list[Run]:
+        """Hold back messages whose id is in flight already; returns the others.
+
+        After a crash between a move and its acknowledgement both copies of a message are in the
+        log, and a clock that was set back makes ids come again. Answers name ids, so only one
+        message of an id can be out at a time.
+        """
+        free: list[Run] = []
+        seen: set[MessageID] = set()
+        for run in runs:
+            for index, message_id in enumerate(run.batch.ids(run.start, run.stop)):
+                one = run.part(index, index + 1)
+                if message_id in self._in_flight or message_id in seen:
+                    self._deferred.add(Deferred(one), deadline_ns)
+                    self.deferred_count += 1
+                    self.deadlines_changed = True
+                else:
+                    seen.add(message_id)
+                    free.append(one)
+        return free
 
     def _sample(self, rate: int, runs: list[Run]) -> list[Run]:
         """Keep each message with probability (rate + 1) %; the others are gone for the channel."""
@@ -285,7 +318,9 @@ class Channel:
                 del in_flight[message_id]
             for run in flight.answer(place, place + length):
                 run.acknowledge(0, len(run))
-            if not flight.remaining:
+            if flight.remaining:
+                flight.shrink()
+            else:
                 self._flights.discard(flight)
             at += length
         finished = count - len(failures)
@@ -362,7 +397,9 @@ class Channel:
         del self._in_flight[message_id]
         place = flight.place(message_id)
         (run,) = flight.answer(place, place + 1)
-        if not flight.remaining:
+        if flight.remaining:
+            flight.shrink()
+        else:
             self._flights.discard(flight)
         return run
 
@@ -446,7 +483,10 @@ class Channel:
                     runs += [run.again() for run in flight.answer(start, stop)]
             _store(self._log, runs)
             waiting = [deferred.run for deferred in self._deferred.clear()]
-            _store(self._deferred_log, [run for run in waiting if run.log is None])
+            _store(
+                self._deferred_log,
+                [run for run in waiting if run.raised or run.number == NOT_STORED],
+            )
         self._close_logs()
 
     def _close_logs(self) -> None:

@@ -44,8 +44,9 @@ class DeadlineHeap(Generic[D]):
         heappush(self._entries, (deadline_ns, next(self._order), item))
 
     def move(self, item: D, deadline_ns: int) -> None:
-        self.discard(item)
-        self.add(item, deadline_ns)
+        if item.deadline_ns != deadline_ns:
+            self.discard(item)
+            self.add(item, deadline_ns)
 
     def discard(self, item: D) -> None:
         assert item.deadline_ns != NEVER
@@ -53,7 +54,7 @@ class DeadlineHeap(Generic[D]):
         self._live -= 1
         entries = self._entries
         if len(entries) > _COMPACT_AT and self._live < len(entries) // 2:
-            self._entries = [entry for entry in entries if entry[2].deadline_ns == entry[0]]
+            self._entries = self._live_entries()
             heapify(self._entries)
 
     def soonest_ns(self) -> int:
@@ -76,8 +77,13 @@ class DeadlineHeap(Generic[D]):
 
     def items(self) -> list[D]:
         """Every live item, soonest first."""
-        live = sorted(entry for entry in self._entries if entry[2].deadline_ns == entry[0])
-        return [entry[2] for entry in live]
+        return [item for _, _, item in sorted(self._live_entries())]
+
+    def _live_entries(self) -> list[tuple[int, int, D]]:
+        # One for each item: what is moved away and back again left an entry that looks live.
+        entries = self._entries
+        live = {id(entry[2]): entry for entry in entries if entry[2].deadline_ns == entry[0]}
+        return list(live.values())
 
     def clear(self) -> list[D]:
         """Take everything out."""

@@ -13,7 +13,7 @@ class Flight:
 
     Consumers mostly answer in the order of delivery, so the answered ones are a prefix
     (``answered``) and a set of exceptions behind it (``holes``). Messages are named by their
-    place in the flight.
+    place in the flight, which changes when the flight shrinks.
     """
 
     __slots__ = (
@@ -65,6 +65,21 @@ class Flight:
         else:
             self.holes.update(range(start, stop))
         return taken
+
+    def shrink(self) -> None:
+        """Let go of what has been answered once that is nearly all: a few messages that take
+        long must not keep whole batches in memory. It costs a copy of an eighth at most."""
+        if self.remaining * 8 >= len(self.ids):
+            return
+        runs: list[Run] = []
+        ids: list[MessageID] = []
+        for start, stop in self.unanswered():
+            runs += [run.compact() for run in self._runs_between(start, stop)]
+            ids += self.ids[start:stop]
+        self.runs, self.ids = runs, ids
+        self.answered = self._run = self._run_at = 0
+        self.holes = set()
+        self._places = None
 
     def unanswered(self) -> list[tuple[int, int]]:
         """The stretches of places that are left."""

@@ -45,7 +45,12 @@ class _PublishTicket(Ticket):
     __slots__ = ("command", "session")
 
     def __init__(self, session: "Session", command: Publish, deliver_at_ns: int) -> None:
-        super().__init__(command.bodies, deliver_at_ns)
+        # As Ticket's, written out: one is made for each PUB.
+        self.bodies = bodies = command.bodies
+        self.size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        self.deliver_at_ns = deliver_at_ns
+        self.done = False
+        self.error = None
         self.session = session
         self.command = command
 
@@ -197,19 +202,19 @@ class Session:
         self._reply(OK_FRAME)
 
     def _publish(self, command: Publish, now: Instant) -> None:
-        delay_ms = command.delay_ms
+        _, name, bodies, _, delay_ms = command
         deliver_at_ns = now.wall_ns + delay_ms * MILLISECOND if delay_ms else 0
         ticket = _PublishTicket(self, command, deliver_at_ns)
         self._replies.append(ticket)
         self.unsettled_bytes += ticket.size
         try:
-            topic = self._broker.topic(command.topic)
+            topic = self._broker.topic(name)
         except NSQError as error:
             ticket.complete(error)
             return
         topic.publish(ticket)
         counts = self.pub_counts
-        counts[command.topic] = counts.get(command.topic, 0) + len(command.bodies)
+        counts[name] = counts.get(name, 0) + len(bodies)
 
     def _ready(self, command: Ready, now: Instant) -> None:
         channel, subscription = self._subscribed()

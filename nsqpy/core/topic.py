@@ -109,8 +109,9 @@ class Topic:
         if self.exiting:
             ticket.complete(ExitingError())
             return
+        if not self._inbox:
+            self._agenda.note_topic(self)
         self._inbox.append(ticket)
-        self._agenda.note_topic(self)
 
     # -- the steps of a turn ----------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class Topic:
         self._inbox = []
         batches = self._encode(inbox, now)
         try:
-            if self.channels and not self.paused and not self._window.depth:
+            if self.channels and not self.paused and self._window.is_empty():
                 for channel in self.channels.values():
                     channel.put(batches, now)
             else:
@@ -141,6 +142,11 @@ class Topic:
     def _encode(self, inbox: list[Ticket], now: Instant) -> list[Batch]:
         """The fewest batches that keep the order, the bounds and the times of delivery."""
         batches: list[Batch] = []
+        if len(inbox) == 1:
+            (ticket,) = inbox
+            due_ns = ticket.deliver_at_ns
+            self._encode_bodies(ticket.bodies, ticket.size, due_ns, now.wall_ns, batches)
+            return batches
         bodies: list[bytes] = []
         deliver_at_ns = size = 0
         for ticket in inbox:
@@ -172,7 +178,7 @@ class Topic:
         Raises:
             StorageError: it stays queued in the topic.
         """
-        if not self.channels or self.paused or self.exiting or not self._window.depth:
+        if self._window.is_empty() or not self.channels or self.paused or self.exiting:
             return
         runs = self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES)
         batches = [run.batch.slice(run.start, run.stop) for run in runs]

@@ -8,6 +8,7 @@ had no room for. While something in the log is unread, new messages queue up beh
 from collections import deque
 from collections.abc import Sequence
 
+from nsqpy.errors import StorageError
 from nsqpy.message import Batch
 from nsqpy.storage.diskqueue import DiskQueue
 
@@ -50,6 +51,15 @@ class Run:
         base = self.start
         return Run(self.batch, base + start, base + stop, number, self.log, self.raised)
 
+    def compact(self) -> "Run":
+        """The same messages in a batch of their own, if they keep one alive that is more than
+        eight times as large."""
+        batch, start, stop = self.batch, self.start, self.stop
+        if 8 * batch.size_bytes(start, stop) >= len(batch.data):
+            return self
+        own = batch.slice(start, stop)
+        return Run(own, 0, stop - start, self.number, self.log, self.raised)
+
     def again(self, deliver_at_ns: int = 0) -> "Run":
         """The same records, each with one attempt more."""
         batch = self.batch.raised(self.start, self.stop, deliver_at_ns)
@@ -77,6 +87,9 @@ class Window:
     @property
     def depth(self) -> int:
         return self.count + self._log.unread if self._log is not None else self.count
+
+    def is_empty(self) -> bool:
+        return not self.count and (self._log is None or not self._log.unread)
 
     @property
     def backend_depth(self) -> int:
@@ -133,7 +146,7 @@ class Window:
         """Up to ``limit`` messages from the front and about ``max_bytes``, at least one.
 
         Raises:
-            StorageError: the window is empty and the log cannot be read.
+            StorageError: the window is empty and the log cannot be read; nothing is taken.
         """
         taken: list[Run] = []
         runs = self._runs
@@ -141,7 +154,12 @@ class Window:
             if not runs:
                 if self._log is None or not self._log.unread:
                     break
-                self._fill(self._log)
+                try:
+                    self._fill(self._log)
+                except StorageError:
+                    if taken:
+                        break  # the next call meets the error again
+                    raise
                 continue
             run = runs[0]
             start, stop = run.start, min(run.stop, run.start + limit)

@@ -36,6 +36,7 @@ class Heartbeats:
 
     def __init__(self) -> None:
         self._heap: DeadlineHeap[Watched] = DeadlineHeap()
+        self.changed = False  # ``soonest_ns`` may be sooner than it was
 
     def watch(self, connection: Watched) -> None:
         """Begin, or begin again with the interval that the connection has now."""
@@ -43,12 +44,14 @@ class Heartbeats:
         interval_ns = connection.heartbeat_interval_ns
         if interval_ns:
             self._heap.add(connection, _oldest_ns(connection) + interval_ns)
+            self.changed = True
 
     def forget(self, connection: Watched) -> None:
         if connection.deadline_ns != NEVER:
             self._heap.discard(connection)
 
     def soonest_ns(self) -> int:
+        self.changed = False
         return self._heap.soonest_ns()
 
     def run(self, now_ns: int) -> None:

@@ -80,7 +80,8 @@ class Turn:
         self._connections.flush(now.monotonic_ns)
         if self._sync is None and broker.sync_due(now):
             self._sync = self._loop.create_task(self._run_sync(broker.begin_sync()))
-        self._set_timer(now.monotonic_ns)
+        if broker.deadlines_changed or self._heartbeats.changed or self._timer is None:
+            self._set_timer(now.monotonic_ns)
 
     def _set_timer(self, now_ns: int) -> None:
         """Sleep exactly to the next deadline; a timer that would come sooner does no harm."""

@@ -122,9 +122,9 @@ class Connection(asyncio.Protocol):
         session = self._session
         interval_ns = session.features.heartbeat_interval_ns
         session.receive(self._parser.feed(data), now)
-        if self.deadline_ns < 0 or session.features.heartbeat_interval_ns != interval_ns:
-            if self._parser.started:
-                connections.heartbeats.watch(self)
+        unwatched = self.deadline_ns < 0 and self._parser.started
+        if unwatched or session.features.heartbeat_interval_ns != interval_ns:
+            connections.heartbeats.watch(self)
         if session.unsettled_bytes > UNSETTLED_HIGH_BYTES:
             self._pause_reading()
 

@@ -11,8 +11,9 @@ parameters or body are read. Source: reference nsqd 1.1, 1.3, 1.7, 1.10.
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from nsqpy.columns import column
 from nsqpy.errors import ErrorCode, ProtocolError
 from nsqpy.message import ID_BYTES, MessageID
 from nsqpy.names import decode_name
@@ -74,6 +75,10 @@ class Publish(NamedTuple):
     delay_ms: int
 
 
+# Straight to tuple: one is made for each PUB, and the named constructor is Python.
+_new_publish = tuple.__new__
+
+
 class Ready(NamedTuple):
     ready_count: int
 
@@ -133,6 +138,8 @@ ALLOWED_STATES: dict[str, frozenset[State]] = {
 }
 
 _FIN_LINE_BYTES = 21  # "FIN " + id + newline
+# Looked at in one go. Bounded, because a line that ends the run at once has cost a look at all.
+_FIN_RUN_MAX = 512
 _NUMBER_MAX = (1 << 63) - 1
 _INCOMPLETE = -1
 
@@ -214,16 +221,9 @@ class CommandParser:
             if data[at] == 70 and self.state:  # a run of FINs, in a state that allows it
                 count = _finish_run(data, at, end)
                 if count:
-                    stop = at + count * _FIN_LINE_BYTES
-                    commands.append(
-                        Finish(
-                            [
-                                MessageID(data[i : i + ID_BYTES])
-                                for i in range(at + 4, stop, _FIN_LINE_BYTES)
-                            ]
-                        )
-                    )
-                    at = stop
+                    ids = column(data, at + 4, stride=_FIN_LINE_BYTES, width=ID_BYTES, count=count)
+                    _add_finished(commands, cast("list[MessageID]", ids))
+                    at += count * _FIN_LINE_BYTES
                     continue
             newline = data.find(b"\n", at, at + LINE_MAX_BYTES)
             if newline < 0:
@@ -334,7 +334,7 @@ class CommandParser:
         if topic is None:
             reason = f"PUB topic name {go_quote(words[1])} is not valid"
             return self._fault(commands, ErrorCode.BAD_TOPIC, reason)
-        size = int.from_bytes(data[at : at + 4], "big", signed=True)
+        size = int.from_bytes(data[at : at + 4])  # a negative one looks far too large
         stop = at + 4 + size
         if not 0 < size <= self._max_msg_size or stop > len(data):
             # Not whole, or not allowed; the few lines above are the path of every good PUB.
@@ -345,7 +345,7 @@ class CommandParser:
             last.bodies.append(body)
             commands[-1] = Publish("PUB", topic, last.bodies, last.replies + 1, 0)
         else:
-            commands.append(Publish("PUB", topic, [body], 1, 0))
+            commands.append(_new_publish(Publish, ("PUB", topic, [body], 1, 0)))
         return stop
 
     def _deferred_publish(
@@ -444,7 +444,7 @@ class CommandParser:
         message_id = self._message_id("FIN", 2, words, commands)
         if message_id is None:
             return _INCOMPLETE
-        commands.append(Finish([message_id]))
+        _add_finished(commands, [message_id])
         return at
 
     def _requeue(self, words: list[bytes], data: bytes, at: int, commands: list[Command]) -> int:
@@ -521,20 +521,33 @@ def _number(raw: bytes) -> int | None:
     return _NUMBER_MAX if len(digits) > 19 else min(int(digits or b"0"), _NUMBER_MAX)
 
 
-def _finish_run(data: bytes, at: int, end: int) -> int:
-    """How many plain ``FIN <id>`` lines follow each other from ``at``.
+def _add_finished(commands: list[Command], ids: list[MessageID]) -> None:
+    last = commands[-1] if commands else None
+    if type(last) is Finish:
+        last.ids.extend(ids)
+    else:
+        commands.append(Finish(ids))
 
-    Looks at five columns of the lines instead of at each line. What does not fit the pattern
-    exactly (an id with a space or a newline in it) is left to the parser of single lines.
+
+def _finish_run(data: bytes, at: int, end: int) -> int:
+    """How many plain ``FIN <id>`` lines follow each other from ``at``, ``_FIN_RUN_MAX`` at most.
+
+    Looks at five columns of the lines instead of at each line. A line that does not fit the
+    pattern exactly (an id with a space or a newline in it, or one that ends in the ``\\r`` that
+    belongs to the line's end) is left to the parser of single lines.
     """
-    count = (end - at) // _FIN_LINE_BYTES
+    count = min((end - at) // _FIN_LINE_BYTES, _FIN_RUN_MAX)
     stop = at + count * _FIN_LINE_BYTES
-    for column, expected in ((0, b"F"), (1, b"I"), (2, b"N"), (3, b" "), (20, b"\n")):
-        found = data[at + column : stop : _FIN_LINE_BYTES]
+    for place, expected in ((0, b"F"), (1, b"I"), (2, b"N"), (3, b" "), (20, b"\n")):
+        found = data[at + place : stop : _FIN_LINE_BYTES]
         matching = len(found) - len(found.lstrip(expected))
         if matching < count:
             count = matching
             stop = at + count * _FIN_LINE_BYTES
-    if data.count(b"\n", at, stop) != count or data.count(b" ", at, stop) != count:
-        return 0
+    while count and not (
+        data.count(b"\n", at, stop) == data.count(b" ", at, stop) == count
+        and b"\r" not in data[at + _FIN_LINE_BYTES - 2 : stop : _FIN_LINE_BYTES]
+    ):
+        count //= 2
+        stop = at + count * _FIN_LINE_BYTES
     return count

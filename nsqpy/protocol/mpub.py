@@ -4,6 +4,7 @@ The TCP command puts an ``int32 total`` before it; binary ``/mpub`` over HTTP do
 Source: reference nsqd 1.7, 4.2.
 """
 
+from nsqpy.columns import column, is_constant
 from nsqpy.errors import ErrorCode, ProtocolError
 
 __all__ = ["check_mpub_start", "split_mpub"]
@@ -37,8 +38,12 @@ def split_mpub(
     size = int.from_bytes(payload[4:8], "big", signed=True) if len(payload) >= 8 else 0
     stride = 4 + size
     end = 4 + stride * count
-    if size > 0 and len(payload) == end and _is_even(payload, stride, count):
-        return [payload[at : at + size] for at in range(8, end, stride)]
+    if (
+        0 < size
+        and len(payload) == end
+        and is_constant(payload, 4, stride=stride, width=4, count=count)
+    ):
+        return column(payload, 8, stride=stride, width=size, count=count)
     bodies = []
     at = 4
     for index in range(count):
@@ -68,8 +73,3 @@ def _check_size(index: int, size: int, max_msg_size: int) -> None:
     if size > max_msg_size:
         reason = f"MPUB message too big {size} > {max_msg_size}"
         raise ProtocolError(ErrorCode.BAD_MESSAGE, reason)
-
-
-def _is_even(payload: bytes, stride: int, count: int) -> bool:
-    """True if all sizes equal the first: four strided looks instead of ``count``."""
-    return all(payload[at::stride] == payload[at : at + 1] * count for at in range(4, 8))

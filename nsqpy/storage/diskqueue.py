@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from nsqpy.errors import CorruptionError, StorageError
-from nsqpy.message import BATCH_MAX_BYTES, Batch, decode_batch
+from nsqpy.message import FRAME_HEADER_BYTES, Batch, decode_batch
 from nsqpy.storage.block import BLOCK_HEADER_BYTES, BlockHeader, decode_block, encode_block_header
 from nsqpy.storage.files import File, Files
+from nsqpy.storage.journal import JOURNAL_SUFFIX
 from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, BadStretch, Segment
 
 __all__ = ["READ_BYTES", "DiskQueue", "LogListener", "StoredRun"]
@@ -25,6 +26,7 @@ __all__ = ["READ_BYTES", "DiskQueue", "LogListener", "StoredRun"]
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 * 1024
+JOIN_MAX_BYTES = 16 * 1024  # larger blocks are batches enough: joining them only copies
 
 
 class StoredRun(NamedTuple):
@@ -104,14 +106,20 @@ class DiskQueue:
     def _replay(self) -> None:
         self._files.make_directory(self._directory)
         names = self._files.list_directory(self._directory)
-        journals = {name for name in names if name.endswith(".journal")}
+        journals = {name for name in names if name.endswith(JOURNAL_SUFFIX)}
         for name in names:
-            if name.endswith(SEGMENT_SUFFIX):
-                number = int(name.removesuffix(SEGMENT_SUFFIX))
-                self._segments.append(Segment(self._files, self._directory, number))
+            number = name.removesuffix(SEGMENT_SUFFIX)
+            if number != name and number.isdecimal():
+                self._segments.append(Segment(self._files, self._directory, int(number)))
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
-            segment.size = segment.opened().size()
-            segment.records = segment.outstanding = following.first_number - segment.first_number
+            file = segment.opened()
+            segment.size = file.size()
+            # Only sealed segments may be followed by a gap, but a power cut may take the seal.
+            gap_free = following.first_number - segment.first_number
+            segment.records = min(gap_free, segment.size // FRAME_HEADER_BYTES)
+            segment.outstanding = segment.records
+            segment.file = None
+            file.close()
         if self._segments:
             last = self._segments[-1]
             cut = last.recover()
@@ -119,11 +127,12 @@ class DiskQueue:
                 log.warning("%s: cut %d torn bytes off %s", self._name, cut, last.path)
             self._next_number = last.stop_number
         for segment in self._segments:
-            if segment.journal.path.rpartition("/")[2] in journals:
+            name = segment.journal.path.rpartition("/")[2]
+            if name in journals:
+                journals.remove(name)
                 segment.replay_journal()
-            if segment.file is not None and segment is not self._segments[-1]:
-                segment.file.close()
-                segment.file = None
+        for name in journals:  # of segments that were deleted: their numbers may come again
+            self._files.remove(f"{self._directory}/{name}")
         self._first_numbers = [segment.first_number for segment in self._segments]
         self.depth = self.unread = sum(segment.outstanding for segment in self._segments)
         if self._segments:
@@ -177,6 +186,8 @@ class DiskQueue:
         if not self._segments:
             self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
             self._cursor_number = self._next_number
+        elif self._cursor < len(self._segments) - 1:
+            self._let_go(last)  # the reader opens it again when it gets there
         self._segments.append(segment)
         self._first_numbers.append(segment.first_number)
         self._delete_finished()
@@ -198,7 +209,7 @@ class DiskQueue:
         A block that is damaged is set aside and passed over.
 
         Raises:
-            StorageError: the file cannot be read; the next call tries again.
+            StorageError: nothing can be read; the next call tries again.
         """
         runs: list[StoredRun] = []
         try:
@@ -209,7 +220,8 @@ class DiskQueue:
                 else:
                     self._read_segment(segment, max_bytes, runs)
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            if not runs:  # what was read before counts; the next call meets the error again
+                raise StorageError(self._directory, error.strerror or str(error)) from error
         return runs
 
     def _next_segment(self) -> None:
@@ -224,23 +236,23 @@ class DiskQueue:
         self._cursor += 1
         self._cursor_offset = SEGMENT_HEADER_BYTES
         self._cursor_number = self._segments[self._cursor].first_number
-        if done.file is not None:
-            self._retire(done.file)
-            done.file = None
+        self._let_go(done)
         self._delete_finished()
 
     def _read_segment(self, segment: Segment, max_bytes: int, runs: list[StoredRun]) -> None:
         joined = _JoinedBlocks(runs)
-        for item in segment.blocks(self._cursor_offset, max_bytes):
-            if isinstance(item, BadStretch):
-                self._set_aside(segment, item.offset, item.stop, item.reason)
-            else:
-                try:
-                    self._take_block(segment, item.header, item.frames, item.offset, joined)
-                except CorruptionError as error:
-                    self._set_aside(segment, item.offset, item.stop, error.reason)
-            self._cursor_offset = item.stop
-        joined.end()
+        try:
+            for item in segment.blocks(self._cursor_offset, max_bytes):
+                if isinstance(item, BadStretch):
+                    self._set_aside(segment, item.offset, item.stop, item.reason)
+                else:
+                    try:
+                        self._take_block(segment, item.header, item.frames, item.offset, joined)
+                    except CorruptionError as error:
+                        self._set_aside(segment, item.offset, item.stop, error.reason)
+                self._cursor_offset = item.stop
+        finally:
+            joined.end()
 
     def _take_block(
         self,
@@ -252,6 +264,9 @@ class DiskQueue:
     ) -> None:
         batch = decode_block(header, frames, segment.path, offset)
         number = header.first_number
+        if not self._cursor_number <= number <= segment.stop_number - header.records:
+            reason = f"record {number} does not belong here"
+            raise CorruptionError(segment.path, offset, reason)
         if number > self._cursor_number:
             self._give_up(segment, self._cursor_number, number - self._cursor_number)
         self._cursor_number = number + header.records
@@ -266,12 +281,17 @@ class DiskQueue:
 
     def _set_aside(self, segment: Segment, offset: int, stop: int, reason: str) -> None:
         """Keep damaged bytes in a ``.bad`` file beside the segment, for salvage."""
+        damaged = segment.opened().read_at(stop - offset, offset)
         self.bad_blocks += 1
         path = f"{segment.path}.{offset}.bad"
         log.error(
             "%s: %s at byte %d: %s; set aside in %s", self._name, segment.path, offset, reason, path
         )
-        self._files.replace_whole(path, segment.opened().read_at(stop - offset, offset))
+        try:
+            self._files.replace_whole(path, damaged)
+        except OSError as error:
+            # On a full disk the messages behind the damage matter more than the damage.
+            log.error("%s: cannot write %s: %s", self._name, path, error)
 
     def _give_up(self, segment: Segment, number: int, count: int) -> None:
         """Records whose block is damaged will never be delivered: nobody waits for them."""
@@ -323,19 +343,20 @@ class DiskQueue:
     def _delete_finished(self) -> None:
         """Delete segments without anything outstanding; never the one being written."""
         last = len(self._segments) - 1
-        keep = [
-            segment
-            for index, segment in enumerate(self._segments)
-            if index == last or segment.outstanding
-        ]
-        if len(keep) == len(self._segments):
+        keep: list[Segment] = []
+        finished: dict[Segment, None] = {}
+        for index, segment in enumerate(self._segments):
+            if index == last or segment.outstanding or not self._seal(keep):
+                keep.append(segment)
+            else:
+                finished[segment] = None
+        if not finished:
             return
         current = self._segments[self._cursor]
-        for segment in self._segments:
-            if segment not in keep:
-                self._drop(segment)
+        for segment in finished:
+            self._drop(segment)
         position = bisect_right([segment.first_number for segment in keep], current.first_number)
-        if current in keep:
+        if current not in finished:
             self._cursor = position - 1
         else:
             self._cursor = position
@@ -343,6 +364,19 @@ class DiskQueue:
             self._cursor_number = keep[position].first_number
         self._segments = keep
         self._first_numbers = [segment.first_number for segment in keep]
+
+    def _seal(self, kept: Sequence[Segment]) -> bool:
+        """Whether the segment behind ``kept`` may go: the last of them knows where it ends."""
+        if not kept:
+            return True
+        try:
+            file = kept[-1].seal()
+        except OSError as error:
+            log.error("%s: cannot seal %s: %s", self._name, kept[-1].path, error)
+            return False
+        if file is not None:
+            self._note_write(file)
+        return True
 
     def _drop(self, segment: Segment) -> None:
         self._acked.pop(segment, None)
@@ -352,6 +386,7 @@ class DiskQueue:
             paths.append(segment.journal.path)
         for file in (segment.file, segment.journal.file):
             if file is not None:
+                self._unsynced.pop(file, None)
                 self._retire(file)
         segment.file = segment.journal.file = None
         for path in paths:
@@ -380,6 +415,12 @@ class DiskQueue:
         for file in retired:
             file.close()
 
+    def _let_go(self, segment: Segment) -> None:
+        """Close a segment that is neither written nor read; it is opened again when it is."""
+        if segment.file is not None:
+            self._retire(segment.file)
+            segment.file = None
+
     def _retire(self, file: File) -> None:
         # A descriptor that a sync in another thread is using must not be closed under it.
         if file in self._syncing or file in self._unsynced:
@@ -402,9 +443,10 @@ class DiskQueue:
         Raises:
             StorageError: what is not on the device may come again after a crash.
         """
+        elsewhere = set(self._syncing)  # a sync in another thread closes these when it is over
         try:
             self.flush()
-            for file in self.take_unsynced():
+            for file in self._unsynced:
                 file.sync()
         except OSError as error:
             raise StorageError(self._directory, error.strerror or str(error)) from error
@@ -413,7 +455,8 @@ class DiskQueue:
                 for open_file in (segment.file, segment.journal.file):
                     if open_file is not None:
                         self._retire(open_file)
-            self.synced(list(self._syncing))
+                segment.file = segment.journal.file = None
+            self.synced([file for file in self.take_unsynced() if file not in elsewhere])
 
 
 class _JoinedBlocks:
@@ -432,7 +475,7 @@ class _JoinedBlocks:
             self._parts
             and number == self._number + self._count
             and batch.deliver_at_ns == self._deliver_at_ns
-            and self._size + size <= BATCH_MAX_BYTES
+            and self._size + size <= JOIN_MAX_BYTES
         )
         if not fits:
             self.end()

@@ -6,7 +6,9 @@ tear a write or run out of space. All calls are synchronous and raise ``OSError`
 
 import fcntl
 import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -121,24 +123,19 @@ class OSFiles:
 
     def list_directory(self, path: str) -> list[str]:
         try:
-            return sorted(os.listdir(path))
+            return sorted(entry.name for entry in Path(path).iterdir())
         except FileNotFoundError:
             return []
 
     def remove(self, path: str) -> None:
-        os.unlink(path)
+        Path(path).unlink()
 
     def remove_tree(self, path: str) -> None:
-        for root, directories, names in os.walk(path, topdown=False):
-            for name in names:
-                os.unlink(os.path.join(root, name))
-            for name in directories:
-                os.rmdir(os.path.join(root, name))
-        if os.path.isdir(path):
-            os.rmdir(path)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
     def rename(self, source: str, target: str) -> None:
-        os.rename(source, target)
+        Path(source).rename(target)
 
     def read_whole(self, path: str) -> bytes:
         return Path(path).read_bytes()
@@ -152,7 +149,7 @@ class OSFiles:
             file.sync()
         finally:
             file.close()
-        os.rename(temporary, path)
+        Path(temporary).rename(path)
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -7,6 +7,7 @@ One group is written for each flush, whatever it holds::
 
 ``offset`` counts records from the segment's first. ``crc`` is CRC-32C of the ranges. A group that
 is cut off or damaged ends the journal: what came after it is delivered once more, never lost.
+A range of length 0 is the seal of a segment: that many records it has, and no more.
 """
 
 import struct
@@ -16,8 +17,9 @@ import google_crc32c
 
 from nsqpy.storage.files import File, Files
 
-__all__ = ["Journal"]
+__all__ = ["JOURNAL_SUFFIX", "Journal"]
 
+JOURNAL_SUFFIX = ".journal"
 _GROUP = struct.Struct(">II")
 _RANGE_BYTES = 8
 
@@ -41,8 +43,7 @@ class Journal:
         """
         if self.file is None:
             self.file = self._files.open(self.path, create=True)
-        packed = struct.pack(f">{len(ranges)}I", *ranges)
-        group = _GROUP.pack(len(ranges) // 2, google_crc32c.value(packed)) + packed
+        group = _encode_group(ranges)
         self.file.write_at([group], self._size)
         self._size += len(group)
         return self.file
@@ -63,3 +64,19 @@ class Journal:
             at = stop
         self._size = at
         return ranges
+
+    def rewrite(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Replace the whole file by one group; before anything is appended.
+
+        Raises:
+            OSError: the old file stands.
+        """
+        assert self.file is None
+        group = _encode_group([number for one in ranges for number in one])
+        self._files.replace_whole(self.path, group)
+        self._size = len(group)
+
+
+def _encode_group(ranges: Sequence[int]) -> bytes:
+    packed = struct.pack(f">{len(ranges)}I", *ranges)
+    return _GROUP.pack(len(ranges) // 2, google_crc32c.value(packed)) + packed

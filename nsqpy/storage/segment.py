@@ -6,6 +6,7 @@ its name repeats; blocks follow back to back.
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from nsqpy.errors import CorruptionError
@@ -17,7 +18,7 @@ from nsqpy.storage.block import (
     parse_block_header,
 )
 from nsqpy.storage.files import File, Files
-from nsqpy.storage.journal import Journal
+from nsqpy.storage.journal import JOURNAL_SUFFIX, Journal
 
 __all__ = ["SEGMENT_HEADER_BYTES", "SEGMENT_SUFFIX", "BadStretch", "Segment", "StoredBlock"]
 
@@ -61,6 +62,7 @@ class Segment:
         "path",
         "pending",
         "records",
+        "sealed",
         "size",
     )
 
@@ -68,12 +70,13 @@ class Segment:
         self._files = files
         base = f"{directory}/{first_number:020d}"
         self.path = base + SEGMENT_SUFFIX
-        self.journal = Journal(files, base + ".journal")
+        self.journal = Journal(files, base + JOURNAL_SUFFIX)
         self.first_number = first_number
         self.file: File | None = None
         self.size = 0
         self.records = 0
         self.outstanding = 0
+        self.sealed = False
         self.acked: bytearray | None = None
         self.pending: list[int] = []
 
@@ -90,16 +93,22 @@ class Segment:
         """Write blocks of ``size`` bytes at the end.
 
         Raises:
-            OSError: the segment is as it was; what was written of it will be overwritten.
+            OSError: the segment is as it was.
         """
         file = self.opened()
+        head = b""
         if self.size == 0:
             head = _HEADER.pack(_MAGIC, self.first_number)
-            file.write_at([head, *buffers], 0)
-            self.size = SEGMENT_HEADER_BYTES
-        else:
+            buffers = [head, *buffers]
+        try:
             file.write_at(buffers, self.size)
-        self.size += size
+        except OSError:
+            # Whole blocks may have been written, which must not be found after a crash. Where
+            # cutting them off fails too, their numbers tell that they are not the log's.
+            with suppress(OSError):
+                file.truncate(self.size)
+            raise
+        self.size += len(head) + size
         self.records += records
         self.outstanding += records
         return file
@@ -136,21 +145,54 @@ class Segment:
         self.pending = []
         return file
 
+    def seal(self) -> File | None:
+        """Write down how many records there are, before the segment behind this one is deleted:
+        from then on the next one's number does not tell any more.
+
+        Raises:
+            OSError: it is not written down.
+        """
+        if self.sealed:
+            return None
+        file = self.journal.append([self.records, 0])
+        self.sealed = True
+        return file
+
     def replay_journal(self) -> None:
-        """Read which records are acknowledged; those beyond the segment's end are ignored."""
-        done = bytearray(self.records)
-        for offset, count in self.journal.replay():
-            stop = min(offset + count, self.records)
-            if offset < stop:
-                done[offset:stop] = b"\x01" * (stop - offset)
+        """Read which records are acknowledged.
+
+        The device may have kept an acknowledgement and lost the record. It is struck out, or it
+        would be taken for one of the record that gets the number next.
+
+        Raises:
+            OSError: the journal cannot be read, or not be corrected.
+        """
+        ranges = self.journal.replay()
+        for offset, count in ranges:
+            if not count:
+                self.sealed = True
+                self.records = min(self.records, offset)
+        records = self.records
+        valid = [
+            (offset, min(count, records - offset))
+            for offset, count in ranges
+            if offset < records or not count
+        ]
+        if valid != ranges:
+            self.journal.rewrite(valid)
+        done = bytearray(records)
+        for offset, count in valid:
+            done[offset : offset + count] = b"\x01" * count
         self.acked = done
-        self.outstanding = self.records - done.count(1)
+        self.outstanding = records - done.count(1)
 
     def blocks(self, offset: int, max_bytes: int) -> Iterator[StoredBlock | BadStretch]:
         """What stands from ``offset`` on, about ``max_bytes`` of it but at least one item."""
         file = self.opened()
         want = min(max_bytes, self.size - offset)
         buffer = file.read_at(want, offset)
+        if not buffer:
+            yield BadStretch(offset, self.size, "file is cut off")
         at = 0
         while at < len(buffer):
             try:
@@ -211,8 +253,11 @@ class Segment:
                     decode_block(item.header, item.frames, self.path, item.offset)
                 except CorruptionError:
                     continue
+                first_number = item.header.first_number
+                if first_number < self.stop_number:
+                    continue  # left over from a write that failed
                 end = item.stop
-                self.records = item.header.first_number + item.header.records - self.first_number
+                self.records = first_number + item.header.records - self.first_number
         if end < whole:
             file.truncate(end)
         self.size = end if end > SEGMENT_HEADER_BYTES else 0
