@@ -12,7 +12,7 @@ _CHUNK = 64  # as many fields as one compiled pattern has, so that few patterns 
 
 
 def column(data: bytes, at: int, *, stride: int, width: int, count: int) -> list[bytes]:
-    """``width`` bytes from each of ``count`` records ``stride`` bytes apart, the first at ``at``."""
+    """``width`` bytes of each of ``count`` records, ``stride`` bytes apart, from ``at`` on."""
     cells: list[bytes] = []
     while count > _CHUNK:
         cells += _pattern(stride, width, _CHUNK).unpack_from(data, at)

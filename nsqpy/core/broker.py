@@ -39,6 +39,7 @@ __all__ = ["Broker", "ConsumerLimitError", "NotFoundError", "SyncWork", "Topolog
 log = logging.getLogger(__name__)
 
 _RETRY_NS = SECOND // 4
+_METADATA_DELAY_NS = SECOND
 
 
 class NotFoundError(NSQError):
@@ -123,6 +124,7 @@ class Broker:
         self._deadlines: DeadlineHeap[Channel] = DeadlineHeap()
         self.deadlines_changed = False  # ``next_deadline_ns`` may be sooner than it was
         self._log_all = config.durability != "memory"
+        self._drop_oldest = config.ephemeral_overflow == "drop-oldest"
         self._fsync = config.durability == "fsync"
         self._sync_timeout_ns = config.sync_timeout_ns
         self._awaiting_sync: list[Ticket] = []
@@ -132,7 +134,7 @@ class Broker:
         self._retry: list[Topic | Channel | DiskQueue] = []
         self._retry_ns = NEVER
         self._fault = ""
-        self._metadata_stale = False
+        self._metadata_due_ns = NEVER
 
     @property
     def limits(self) -> Limits:
@@ -266,7 +268,8 @@ class Broker:
         self._remove_tree(self._layout.topic(name))
         del self.topics[name]
         self._announce(name, None, False)
-        self._save_metadata()
+        if not is_ephemeral(name):
+            self._save_metadata()
 
     def delete_channel(self, topic_name: str, name: str) -> None:
         topic = self._existing(topic_name)
@@ -274,7 +277,7 @@ class Broker:
         self._remove_channel(topic, name)
         if is_ephemeral(topic_name) and not topic.channels:
             self.delete_topic(topic_name)
-        else:
+        elif not is_ephemeral(name):
             self._save_metadata()
 
     def pause_topic(self, name: str) -> None:
@@ -323,6 +326,7 @@ class Broker:
             window_limit=self.config.mem_queue_size,
             queue_log=queue_log,
             log_all=self._log_all,
+            drop_oldest=self._drop_oldest,
             on_stored=self._stored,
             on_fault=self.note_fault,
         )
@@ -348,6 +352,7 @@ class Broker:
             queue_log=logs[0],
             deferred_log=logs[1],
             log_all=self._log_all,
+            drop_oldest=self._drop_oldest,
         )
         channel.restore(self._now)
         topic.add_channel(channel)
@@ -397,13 +402,17 @@ class Broker:
             raise ExitingError
 
     def _announce(self, topic: str, channel: str | None, exists: bool) -> None:
-        self._metadata_stale = True
+        # What has a directory outlives a crash without the file; many topics made at once
+        # share one save of it. What must not come back (deleted, unpaused) is saved at once.
+        if self._metadata_due_ns == NEVER:
+            self._metadata_due_ns = self._now.monotonic_ns + _METADATA_DELAY_NS
+            self.deadlines_changed = True
         self._agenda.rouse()
         for listener in self.listeners:
             listener(TopologyEvent(topic, channel, exists))
 
     def _save_metadata(self) -> None:
-        self._metadata_stale = False
+        self._metadata_due_ns = NEVER
         topics = [
             TopicMetadata(
                 topic.name,
@@ -485,11 +494,12 @@ class Broker:
                 queue_log.flush()
             except StorageError as error:
                 self._retry_later(queue_log, error, now)
-        if self._metadata_stale:
+        if self._metadata_due_ns != NEVER and self._metadata_due_ns <= now.monotonic_ns:
             try:
                 self._save_metadata()
             except StorageError as error:
                 self.note_fault(error)
+                self._metadata_due_ns = now.monotonic_ns + _METADATA_DELAY_NS
         agenda.end()
 
     def next_deadline_ns(self) -> int:
@@ -498,6 +508,8 @@ class Broker:
         soonest_ns = self._deadlines.soonest_ns()
         if self._retry_ns != NEVER:
             soonest_ns = _sooner(soonest_ns, self._retry_ns)
+        if self._metadata_due_ns != NEVER:
+            soonest_ns = _sooner(soonest_ns, self._metadata_due_ns)
         if self._unsynced and not self._fsync:
             soonest_ns = _sooner(soonest_ns, self._unsynced_since_ns + self._sync_timeout_ns)
         return soonest_ns

@@ -71,6 +71,7 @@ class Channel:
         queue_log: DiskQueue | None,
         deferred_log: DiskQueue | None,
         log_all: bool,
+        drop_oldest: bool = False,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -80,7 +81,9 @@ class Channel:
         self._log = queue_log
         self._deferred_log = deferred_log
         self._log_all = log_all and queue_log is not None
-        self._window = Window(queue_log, limit=window_limit, log_all=self._log_all)
+        self._window = Window(
+            queue_log, limit=window_limit, log_all=self._log_all, drop_oldest=drop_oldest
+        )
         self._in_flight: dict[MessageID, Flight] = {}
         self._flights: DeadlineHeap[Flight] = DeadlineHeap()
         self._deferred: DeadlineHeap[Deferred] = DeadlineHeap()

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
+# What a waiting publish costs beside its bodies, about: many small ones are bounded by it.
+_TICKET_BYTES = 256
+
+
 class _PublishTicket(Ticket):
     """One publish command, and the replies it is owed."""
 
@@ -101,7 +105,7 @@ class Session:
         self._reply(error_frame(str(error).encode("utf-8", "surrogateescape")))
         if error.fatal:
             self._broker.log_client_error(self.remote_address, error)
-            self._replies_end()
+            self.end()
 
     def heartbeat(self) -> None:
         self.out.append(HEARTBEAT_FRAME)
@@ -141,7 +145,7 @@ class Session:
             self.out.append(frame)
             self.on_output()
 
-    def _replies_end(self) -> None:
+    def end(self) -> None:
         """Close once every reply that is owed has gone out."""
         if self._replies:
             self._replies.append(b"")
@@ -161,7 +165,7 @@ class Session:
             elif not head.done:
                 break
             elif head.error is None:
-                self.unsettled_bytes -= head.size
+                self.unsettled_bytes -= head.size + _TICKET_BYTES
                 self.out.append(OK_FRAME * head.command.replies)
             else:
                 self._publish_failed(head.command.verb, head.error)
@@ -206,7 +210,7 @@ class Session:
         deliver_at_ns = now.wall_ns + delay_ms * MILLISECOND if delay_ms else 0
         ticket = _PublishTicket(self, command, deliver_at_ns)
         self._replies.append(ticket)
-        self.unsettled_bytes += ticket.size
+        self.unsettled_bytes += ticket.size + _TICKET_BYTES
         try:
             topic = self._broker.topic(name)
         except NSQError as error:
@@ -262,7 +266,7 @@ class Session:
 
     def _malformed(self, command: Malformed, now: Instant) -> None:
         if command.code is None:
-            self._replies_end()
+            self.end()
         else:
             raise ProtocolError(command.code, command.reason)
 

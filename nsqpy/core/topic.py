@@ -76,6 +76,7 @@ class Topic:
         window_limit: int,
         queue_log: DiskQueue | None,
         log_all: bool,
+        drop_oldest: bool = False,
         on_stored: Callable[[list[Ticket]], None],
         on_fault: Callable[[StorageError], None],
     ) -> None:
@@ -83,7 +84,9 @@ class Topic:
         self._agenda = agenda
         self._guids = guids
         self._log = queue_log
-        self._window = Window(queue_log, limit=window_limit, log_all=log_all)
+        self._window = Window(
+            queue_log, limit=window_limit, log_all=log_all, drop_oldest=drop_oldest
+        )
         self._inbox: list[Ticket] = []
         self._on_stored = on_stored
         self._on_fault = on_fault

@@ -74,10 +74,13 @@ class Run:
 class Window:
     """``limit`` messages at most are kept in memory ahead of need, give or take one batch."""
 
-    __slots__ = ("_limit", "_log", "_log_all", "_runs", "count", "dropped_count")
+    __slots__ = ("_drop_oldest", "_limit", "_log", "_log_all", "_runs", "count", "dropped_count")
 
-    def __init__(self, log: DiskQueue | None, *, limit: int, log_all: bool) -> None:
+    def __init__(
+        self, log: DiskQueue | None, *, limit: int, log_all: bool, drop_oldest: bool = False
+    ) -> None:
         self._log = log
+        self._drop_oldest = drop_oldest
         self._log_all = log_all
         self._limit = limit
         self._runs: deque[Run] = deque()
@@ -98,8 +101,8 @@ class Window:
     def put(self, batches: Sequence[Batch], spare: int = 0) -> None:
         """Take batches at the tail.
 
-        Without a log, what does not fit is dropped and counted; ``spare`` is room beyond the
-        limit, for consumers that wait.
+        Without a log, what does not fit is dropped and counted: the newest, or the oldest if
+        that was asked for. ``spare`` is room beyond the limit, for consumers that wait.
 
         Raises:
             StorageError: none of it was taken.
@@ -123,14 +126,22 @@ class Window:
                 self.count += len(batch)
 
     def _put_or_drop(self, batches: Sequence[Batch], spare: int) -> None:
-        room = self._limit + spare - self.count
+        limit = self._limit + spare
         for batch in batches:
-            count = min(len(batch), max(room, 0))
+            count = len(batch)
+            if not self._drop_oldest:
+                count = min(count, max(limit - self.count, 0))
+                self.dropped_count += len(batch) - count
             if count:
                 self._runs.append(Run(batch, 0, count))
                 self.count += count
-                room -= count
-            self.dropped_count += len(batch) - count
+        while self._drop_oldest and self.count > limit:
+            run = self._runs.popleft()
+            count = min(len(run), self.count - limit)
+            if count < len(run):
+                self._runs.appendleft(run.part(count, len(run)))
+            self.count -= count
+            self.dropped_count += count
 
     def put_run(self, run: Run) -> None:
         """Take messages at the tail that this queue already owes: requeued, or due."""

@@ -116,6 +116,14 @@ class Connection(asyncio.Protocol):
         log.info("TCP: new client(%s)", address)
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._receive(data)
+        except Exception:
+            # A bug of ours in one connection's work: it ends, the others go on.
+            log.critical("[%s] - internal error", self, exc_info=True)
+            self._transport.abort()
+
+    def _receive(self, data: bytes) -> None:
         connections = self._connections
         now = connections.clock.now()
         self.received_ns = now.monotonic_ns
@@ -130,7 +138,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._session.receive(self._parser.eof(), self._connections.clock.now())
-        self._session.cut()
+        self._session.end()
         return True  # the transport stays until what is owed is written
 
     def connection_lost(self, exc: Exception | None) -> None:

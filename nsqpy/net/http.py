@@ -12,10 +12,8 @@ with an empty handler, a ``POST /pub`` costs 28 us of processor time that way, 4
 Source: reference nsqd 4.1; internal/http_api; julienschmidt/httprouter for redirects.
 """
 
-import asyncio
 import logging
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from urllib.parse import unquote, unquote_plus
 from aiohttp import web
 
 from nsqpy.gojson import JSON, go_json
+from nsqpy.net.listeners import Listener, listen_tcp, listen_unix, shown_address
 
 __all__ = [
     "EMPTY",
@@ -192,8 +191,7 @@ class Request:
         peer = None if transport is None else transport.get_extra_info("peername")
         if not isinstance(peer, tuple):
             return "@"
-        host, port = peer[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return shown_address(*peer[:2])
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -386,52 +384,31 @@ class HTTPServer:
         self._router = Router(routes)
         self._on_request = on_request
         self._connections = _Connections(self._answer)
-        self._listeners: list[asyncio.Server] = []
-        self._socket_files: list[Path] = []
+        self._listeners: list[Listener] = []
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept connections; return the address really listened on (port 0 is any free one).
+        """Accept connections; return the address really listened on, and its port.
 
-        An empty host means every interface.
+        An empty host means every interface, port 0 any free port.
 
         Raises:
             OSError: the address cannot be had.
         """
-        listener = await asyncio.get_running_loop().create_server(
-            self._connections, host or None, port, backlog=socket.SOMAXCONN
-        )
-        self._listeners.append(listener)
-        bound = listener.sockets[0].getsockname()
-        return str(bound[0]), int(bound[1])
+        return self._add(await listen_tcp(self._connections, host, port))
 
     async def listen_unix(self, path: Path) -> None:
         """Accept connections on a Unix socket; ``stop`` removes the file.
 
         Raises:
-            OSError: the path cannot be had. A file that is there already is left alone, though
-                nobody may be listening to it.
+            OSError: as ``listeners.listen_unix``.
         """
-        # Given a path, the event loop would remove that file: somebody else's socket perhaps.
-        listening = socket.socket(socket.AF_UNIX)
-        try:
-            listening.bind(str(path))
-            listener = await asyncio.get_running_loop().create_unix_server(
-                self._connections, sock=listening, backlog=socket.SOMAXCONN
-            )
-        except OSError:
-            listening.close()
-            raise
-        self._listeners.append(listener)
-        self._socket_files.append(path)
+        self._listeners.append(await listen_unix(self._connections, path))
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stop listening, let requests under way end within ``grace_s``, close connections."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for path in self._socket_files:
-            path.unlink(missing_ok=True)
-        self._socket_files.clear()
         self._connections.pre_shutdown()
         await self._connections.shutdown(grace_s)
 

@@ -39,7 +39,7 @@ def split_mpub(
     stride = 4 + size
     end = 4 + stride * count
     if (
-        0 < size
+        size > 0
         and len(payload) == end
         and is_constant(payload, 4, stride=stride, width=4, count=count)
     ):
