@@ -179,9 +179,8 @@ def decode_batch(data: bytes, count: int, deliver_at_ns: int = 0) -> Batch:
         ValueError: ``data`` is not exactly ``count`` message frames.
     """
     stride = int.from_bytes(data[:_SIZE_BYTES], "big") + _SIZE_BYTES
-    if stride * count == len(data) and (
-        count == 1 or is_constant(data, 0, stride=stride, width=_SIZE_BYTES, count=count)
-    ):
+    even = stride >= FRAME_HEADER_BYTES and stride * count == len(data)
+    if even and (count == 1 or is_constant(data, 0, stride=stride, width=_SIZE_BYTES, count=count)):
         return Batch(data, _even_offsets(stride, count), deliver_at_ns)
     offsets = [0]
     at, end = 0, len(data)

@@ -85,6 +85,7 @@ class Session:
         self.out: list[bytes] = []
         self.on_output: Callable[[], None] = _nobody
         self.finished = False
+        self._ending = False
         self.unsettled_bytes = 0
         self.pub_counts: dict[str, int] = {}
 
@@ -93,7 +94,7 @@ class Session:
     def receive(self, commands: Sequence[Command], now: Instant) -> None:
         """Act on commands in order, until one is fatal."""
         for command in commands:
-            if self.finished:
+            if self.finished or self._ending:
                 return
             try:
                 _HANDLERS[type(command)](self, command, now)
@@ -146,7 +147,8 @@ class Session:
             self.on_output()
 
     def end(self) -> None:
-        """Close once every reply that is owed has gone out."""
+        """Close once every reply that is owed has gone out; nothing more is acted on."""
+        self._ending = True
         if self._replies:
             self._replies.append(b"")
         else:

@@ -26,6 +26,9 @@ class Watched(Protocol):
     def heartbeat_interval_ns(self) -> int:
         """0: no heartbeats, and no deadlines."""
 
+    def note_progress(self, now_ns: int) -> None:
+        """Move ``blocked_since_ns`` to now if the client has taken anything since the last call."""
+
     def beat(self, now_ns: int) -> None: ...
 
     def abort(self, why: str) -> None: ...
@@ -58,12 +61,13 @@ class Heartbeats:
         """Beat every connection that is owed it, and end those that are dead."""
         while (connection := self._heap.pop_due(now_ns)) is not None:
             interval_ns = connection.heartbeat_interval_ns
-            if now_ns - connection.received_ns >= 2 * interval_ns:
-                connection.abort("was silent for two heartbeats")
-                continue
+            connection.note_progress(now_ns)
             blocked_since_ns = connection.blocked_since_ns
             if blocked_since_ns and now_ns - blocked_since_ns >= interval_ns:
                 connection.abort("does not read what it is sent")
+                continue
+            if now_ns - connection.received_ns >= 2 * interval_ns:
+                connection.abort("was silent for two heartbeats")
                 continue
             due_ns = _oldest_ns(connection) + interval_ns
             if due_ns <= now_ns:

@@ -26,6 +26,8 @@ WRITE_LOW_BYTES = 256 * 1024
 WRITE_STOP_BYTES = 4 * 1024 * 1024
 # Publishes that wait for their fsync; one read more may come on top.
 UNSETTLED_HIGH_BYTES = 4 * 1024 * 1024
+# Replies in one round of the loop, which may read the same socket several times.
+OUT_HIGH_COUNT = 4096
 
 
 class Connections:
@@ -62,7 +64,9 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_reading",
         "_session",
+        "_taken_bytes",
         "_transport",
+        "_written_bytes",
         "blocked_since_ns",
         "deadline_ns",
         "received_ns",
@@ -74,6 +78,7 @@ class Connection(asyncio.Protocol):
         self._reading = True
         self._transport: asyncio.Transport
         self._session: Session
+        self._written_bytes = self._taken_bytes = 0
         self.blocked_since_ns = 0
         self.deadline_ns = -1
         config = connections.broker.config
@@ -133,7 +138,7 @@ class Connection(asyncio.Protocol):
         unwatched = self.deadline_ns < 0 and self._parser.started
         if unwatched or session.features.heartbeat_interval_ns != interval_ns:
             connections.heartbeats.watch(self)
-        if session.unsettled_bytes > UNSETTLED_HIGH_BYTES:
+        if session.unsettled_bytes > UNSETTLED_HIGH_BYTES or len(session.out) > OUT_HIGH_COUNT:
             self._pause_reading()
 
     def eof_received(self) -> bool:
@@ -153,6 +158,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.blocked_since_ns = self._connections.clock.now().monotonic_ns
+        self._taken_bytes = self._written_bytes - self._transport.get_write_buffer_size()
         self._session.set_blocked(True)
 
     def resume_writing(self) -> None:
@@ -173,13 +179,22 @@ class Connection(asyncio.Protocol):
         if out:
             session.out = []
             self.sent_ns = now_ns
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
+            data = out[0] if len(out) == 1 else b"".join(out)
+            self._written_bytes += len(data)
+            transport.write(data)
             if self.blocked_since_ns and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
                 self._pause_reading()
         if session.finished:
             self.finish()
         elif not self._reading and session.unsettled_bytes < UNSETTLED_HIGH_BYTES:
             self._resume_reading()
+
+    def note_progress(self, now_ns: int) -> None:
+        """A client that takes something, however slowly, is not one that does not read."""
+        taken = self._written_bytes - self._transport.get_write_buffer_size()
+        if self.blocked_since_ns and taken > self._taken_bytes:
+            self.blocked_since_ns = now_ns
+        self._taken_bytes = taken
 
     def beat(self, now_ns: int) -> None:
         """Send a heartbeat now: unlike messages it does not wait for the end of a turn."""

@@ -4,6 +4,7 @@ Source: reference nsqd 1.4; nsqd/client_v2.go, Identify.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +18,10 @@ DEFAULT_OUTPUT_BUFFER_SIZE = 16 * 1024
 _INT64_MAX = (1 << 63) - 1
 _INT32_MAX = (1 << 31) - 1
 
-T = TypeVar("T", str, int, bool)
+# JSON can say half a surrogate pair, UTF-8 cannot: Go's decoder takes the replacement character.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+T = TypeVar("T", str, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ def parse_identify(body: bytes) -> Identify:
         return Identify(
             client_id=_optional_text(given, "client_id"),
             hostname=_optional_text(given, "hostname"),
-            user_agent=_typed(given, "user_agent", str, ""),
+            user_agent=_text(given, "user_agent"),
             feature_negotiation=_typed(given, "feature_negotiation", bool, False),
             heartbeat_interval=_integer(given, "heartbeat_interval"),
             output_buffer_size=_integer(given, "output_buffer_size"),
@@ -102,8 +106,8 @@ def parse_identify(body: bytes) -> Identify:
             snappy=_typed(given, "snappy", bool, False),
             deflate=_typed(given, "deflate", bool, False),
             deflate_level=_integer(given, "deflate_level"),
-            topology_region=_typed(given, "topology_region", str, ""),
-            topology_zone=_typed(given, "topology_zone", str, ""),
+            topology_region=_text(given, "topology_region"),
+            topology_zone=_text(given, "topology_zone"),
         )
     except (ValueError, TypeError, RecursionError) as error:
         reason = "IDENTIFY failed to decode JSON body"
@@ -121,8 +125,12 @@ def _typed(given: dict[str, object], key: str, kind: type[T], default: T) -> T:
     return value
 
 
+def _text(given: dict[str, object], key: str) -> str:
+    return _LONE_SURROGATE.sub("\ufffd", _typed(given, key, str, ""))
+
+
 def _optional_text(given: dict[str, object], key: str) -> str | None:
-    return _typed(given, key, str, "") if key in given else None
+    return _text(given, key) if key in given else None
 
 
 def _integer(given: dict[str, object], key: str, maximum: int = _INT64_MAX) -> int:
