@@ -243,8 +243,8 @@ class Channel:
             return []
         frames: list[bytes] = []
         ids: list[MessageID] = []
-        runs = [run.compact() for run in runs]
         for run in runs:
+            run.compact()
             frames.append(run.batch.frames(run.start, run.stop))
             ids += run.batch.ids(run.start, run.stop)
         deadline_ns = now_ns + subscription.msg_timeout_ns
@@ -296,7 +296,7 @@ class Channel:
     # -- answers ----------------------------------------------------------------------------
 
     def finish(
-        self, subscription: Subscription, ids: Sequence[MessageID]
+        self, subscription: Subscription, ids: list[MessageID]
     ) -> list[tuple[MessageID, NSQError]]:
         """Messages are done with; returns those that could not be finished, and why.
 
@@ -492,6 +492,34 @@ class Channel:
             )
         self._close_logs()
 
+    def audit(self) -> None:
+        """Check that every message is in exactly one place; a hook for tests.
+
+        Raises:
+            AssertionError: a record is owed twice, by nobody, or a count is wrong.
+        """
+        waiting = [deferred.run for deferred in self._deferred.items()]
+        flying = [
+            run
+            for flight in self._flights.items()
+            for start, stop in flight.unanswered()
+            for run in flight.runs_between(start, stop)
+        ]
+        ready = self._window.runs()
+        assert sum(map(len, flying)) == len(self._in_flight), "in flight: runs and ids differ"
+        assert sum(map(len, waiting)) == self.deferred_count, "deferred: runs and count differ"
+        assert sum(map(len, ready)) == self._window.count, "window: runs and count differ"
+        for queue_log in (self._log, self._deferred_log):
+            if queue_log is not None:
+                records = [
+                    number
+                    for run in (*ready, *flying, *waiting)
+                    if run.log is queue_log and run.number != NOT_STORED
+                    for number in range(run.number, run.number + len(run))
+                ]
+                assert len(set(records)) == len(records), "a record is in two places"
+                assert len(records) + queue_log.unread == queue_log.depth, "a record is nowhere"
+
     def _close_logs(self) -> None:
         for queue_log in (self._log, self._deferred_log):
             if queue_log is not None:
@@ -511,9 +539,7 @@ def _not_ours(flight: Flight | None) -> NSQError:
     return NotInFlightError() if flight is None else NotOwnerError()
 
 
-def _common_length(
-    ours: Sequence[MessageID], place: int, theirs: Sequence[MessageID], at: int
-) -> int:
+def _common_length(ours: list[MessageID], place: int, theirs: list[MessageID], at: int) -> int:
     """How far ``ours[place:]`` and ``theirs[at:]`` agree; at least 1, which the caller knows."""
     length = min(len(ours) - place, len(theirs) - at)
     if ours[place : place + length] == theirs[at : at + length]:

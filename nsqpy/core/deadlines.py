@@ -44,9 +44,8 @@ class DeadlineHeap(Generic[D]):
         heappush(self._entries, (deadline_ns, next(self._order), item))
 
     def move(self, item: D, deadline_ns: int) -> None:
-        if item.deadline_ns != deadline_ns:
-            self.discard(item)
-            self.add(item, deadline_ns)
+        self.discard(item)
+        self.add(item, deadline_ns)
 
     def discard(self, item: D) -> None:
         assert item.deadline_ns != NEVER

@@ -56,7 +56,7 @@ class Flight:
 
     def answer(self, start: int, stop: int) -> list[Run]:
         """Take messages ``start`` to ``stop`` out of the flight; what they are, as runs."""
-        taken = self._runs_between(start, stop)
+        taken = self.runs_between(start, stop)
         if start == self.answered:
             self.answered = stop
             while self.answered in self.holes:
@@ -74,8 +74,10 @@ class Flight:
         runs: list[Run] = []
         ids: list[MessageID] = []
         for start, stop in self.unanswered():
-            runs += [run.compact() for run in self._runs_between(start, stop)]
+            runs += self.runs_between(start, stop)
             ids += self.ids[start:stop]
+        for run in runs:
+            run.compact()
         self.runs, self.ids = runs, ids
         self.answered = self._run = self._run_at = 0
         self.holes = set()
@@ -93,7 +95,8 @@ class Flight:
             stretches.append((start, len(self.ids)))
         return stretches
 
-    def _runs_between(self, start: int, stop: int) -> list[Run]:
+    def runs_between(self, start: int, stop: int) -> list[Run]:
+        """What messages ``start`` to ``stop`` are, without taking them out."""
         index, at = (self._run, self._run_at) if start >= self._run_at else (0, 0)
         taken = []
         while start < stop:

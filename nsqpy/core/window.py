@@ -51,14 +51,13 @@ class Run:
         base = self.start
         return Run(self.batch, base + start, base + stop, number, self.log, self.raised)
 
-    def compact(self) -> "Run":
-        """The same messages in a batch of their own, if they keep one alive that is more than
+    def compact(self) -> None:
+        """Put the messages into a batch of their own, if they keep one alive that is more than
         eight times as large."""
         batch, start, stop = self.batch, self.start, self.stop
-        if 8 * batch.size_bytes(start, stop) >= len(batch.data):
-            return self
-        own = batch.slice(start, stop)
-        return Run(own, 0, stop - start, self.number, self.log, self.raised)
+        if 8 * batch.size_bytes(start, stop) < len(batch.data):
+            self.batch = batch.slice(start, stop)
+            self.start, self.stop = 0, stop - start
 
     def again(self, deliver_at_ns: int = 0) -> "Run":
         """The same records, each with one attempt more."""
@@ -194,6 +193,10 @@ class Window:
             run = Run(stored.batch, stored.start, stored.stop, stored.number, log)
             self._runs.append(run)
             self.count += len(run)
+
+    def runs(self) -> list[Run]:
+        """What is in memory, in order."""
+        return list(self._runs)
 
     def clear(self) -> list[Run]:
         """Take everything out of memory; the log is the caller's to empty."""

@@ -63,18 +63,22 @@ class Heartbeats:
             interval_ns = connection.heartbeat_interval_ns
             connection.note_progress(now_ns)
             blocked_since_ns = connection.blocked_since_ns
-            if blocked_since_ns and now_ns - blocked_since_ns >= interval_ns:
-                connection.abort("does not read what it is sent")
-                continue
-            if now_ns - connection.received_ns >= 2 * interval_ns:
+            if blocked_since_ns:
+                # What it sends may be waiting unread on our side, so silence proves nothing.
+                if now_ns - blocked_since_ns >= interval_ns:
+                    connection.abort("does not read what it is sent")
+                    continue
+            elif now_ns - connection.received_ns >= 2 * interval_ns:
                 connection.abort("was silent for two heartbeats")
                 continue
             due_ns = _oldest_ns(connection) + interval_ns
             if due_ns <= now_ns:
                 connection.beat(now_ns)
                 due_ns = now_ns + interval_ns
-            silent_ns = connection.received_ns + 2 * interval_ns
-            self._heap.add(connection, max(min(due_ns, silent_ns), now_ns + 1))
+            end_ns = connection.received_ns + 2 * interval_ns
+            if blocked_since_ns:
+                end_ns = connection.blocked_since_ns + interval_ns
+            self._heap.add(connection, max(min(due_ns, end_ns), now_ns + 1))
 
 
 def _oldest_ns(connection: Watched) -> int:

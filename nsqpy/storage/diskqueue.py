@@ -101,7 +101,7 @@ class DiskQueue:
         try:
             self._replay()
         except OSError as error:
-            raise StorageError(self._directory, str(error)) from error
+            raise StorageError(self._directory, error.strerror or str(error)) from error
 
     def _replay(self) -> None:
         self._files.make_directory(self._directory)
