@@ -43,6 +43,10 @@ e2e: $(STAMPS)/dev ## the tests of the daemon as a process
 interop: $(STAMPS)/dev $(NODE_MODULES)/.stamp ## the tests with clients that others wrote
 	@$(BIN)/python -m pytest tests/interop $(ARGS)
 
+.PHONY: bench
+bench: $(STAMPS)/demo ## measure the daemon against the least possible server, by turns: two minutes
+	@$(BIN)/python -m benchmarks.compare $(ARGS)
+
 .PHONY: check
 check: $(STAMPS)/dev ## format, lint and types
 	@echo "==> format"

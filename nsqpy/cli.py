@@ -20,27 +20,23 @@ __all__ = ["PROGRAMS", "Program", "main"]
 class Program:
     """One subcommand: its name and its original's, where it lives, what it does.
 
-    ``module.main(arguments)`` runs a daemon; a tool takes the name to show as a second
-    argument. The module is loaded only when its program is chosen.
+    ``module.main(arguments, shown_as)`` runs it, and calls it ``shown_as`` in help and hints.
+    The module is loaded only when its program is chosen.
     """
 
     name: str
     original: str
     module: str
     summary: str
-    tool: bool = True
 
     def run(self, arguments: Sequence[str], shown_as: str) -> int:
-        entry = importlib.import_module(self.module).main
-        status = entry(arguments, shown_as) if self.tool else entry(arguments)
+        status = importlib.import_module(self.module).main(arguments, shown_as)
         assert isinstance(status, int)
         return status
 
 
 PROGRAMS = (
-    Program(
-        "nsqd", "nsqd", "nsqpy.daemon.app", "the queue daemon: TCP 4150, HTTP 4151", tool=False
-    ),
+    Program("nsqd", "nsqd", "nsqpy.daemon.app", "the queue daemon: TCP 4150, HTTP 4151"),
     Program("pub", "", "nsqpy.tools.pub", "publish messages from the command line or stdin"),
     Program("tail", "nsq_tail", "nsqpy.tools.tail", "print the messages of topics as they come"),
 )

@@ -294,6 +294,7 @@ class NsqdConfig:
         (),
         group=_NODE,
         metavar="NAME",
+        pending="ignored",
         help="experimental feature to switch on (repeatable): topology-aware-consumption",
     )
 
@@ -306,6 +307,7 @@ class NsqdConfig:
         group=_LATENCY,
         help="percentiles of publish-to-finish time to show in /stats, above 0 and up to 1 "
         "(repeatable, or with commas)",
+        pending="ignored",
     )
     e2e_processing_latency_window_time_ns: int = option(
         "10m", parse=duration_ns, group=_LATENCY, above=0, help="how far back they look"

@@ -95,7 +95,11 @@ class Batch:
         if start == 0 and stop == len(self):
             return self
         base = self.offsets[start]
-        offsets = [at - base for at in self.offsets[start : stop + 1]]
+        offsets: Sequence[int]
+        if isinstance(self.offsets, range):
+            offsets = self.offsets[: stop - start + 1]
+        else:
+            offsets = [at - base for at in self.offsets[start : stop + 1]]
         return Batch(self.data[base : self.offsets[stop]], offsets, self.deliver_at_ns)
 
     def fit(self, start: int, stop: int, max_bytes: int) -> int:

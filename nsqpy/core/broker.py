@@ -131,6 +131,7 @@ class Broker:
         self._unsynced: dict[DiskQueue, None] = {}
         self._unsynced_since_ns = NEVER
         self._sync_overdue = False
+        self._sync_retry_ns = 0
         self._retry: list[Topic | Channel | DiskQueue] = []
         self._retry_ns = NEVER
         self._fault = ""
@@ -180,7 +181,11 @@ class Broker:
         for warning in warnings:
             log.warning(warning)
         known = {topic.name: topic for topic in topics}
-        for name, channels in self._layout.scan(self._files).items():
+        try:
+            found = self._layout.scan(self._files)
+        except OSError as error:
+            raise StorageError(self._layout.root, error.strerror or str(error)) from error
+        for name, channels in found.items():
             entry = known.get(name, TopicMetadata(name, False, {}))
             paused = dict.fromkeys(channels, False) | entry.channels
             known[name] = TopicMetadata(name, entry.paused, paused)
@@ -192,7 +197,8 @@ class Broker:
             topic.paused = entry.paused
             for channel_name, channel_paused in entry.channels.items():
                 if not is_ephemeral(channel_name):
-                    self._make_channel(topic, channel_name).paused = channel_paused
+                    channel = self._make_channel(topic, channel_name, loading=True)
+                    channel.paused = channel_paused
         self._save_metadata()
 
     def close(self) -> None:
@@ -333,15 +339,20 @@ class Broker:
         self.topics[name] = topic
         return topic
 
-    def _make_channel(self, topic: Topic, name: str) -> Channel:
+    def _make_channel(self, topic: Topic, name: str, *, loading: bool = False) -> Channel:
         self._refuse_if_exiting()
         logs: list[DiskQueue | None] = [None, None]
         if not is_ephemeral(name):
             label = f"CHANNEL({name})"
-            logs = [
-                self._open_log(self._layout.channel_log(topic.name, name), label),
-                self._open_log(self._layout.deferred_log(topic.name, name), label),
-            ]
+            try:
+                logs = [
+                    self._open_log(self._layout.channel_log(topic.name, name), label),
+                    self._open_log(self._layout.deferred_log(topic.name, name), label),
+                ]
+            except StorageError:
+                if not loading:  # or it would be there after the next start
+                    self._remove_tree(self._layout.channel(topic.name, name))
+                raise
         channel = Channel(
             topic.name,
             name,
@@ -412,7 +423,9 @@ class Broker:
             listener(TopologyEvent(topic, channel, exists))
 
     def _save_metadata(self) -> None:
-        self._metadata_due_ns = NEVER
+        # Due again unless this succeeds.
+        self._metadata_due_ns = self._now.monotonic_ns + _METADATA_DELAY_NS
+        self.deadlines_changed = True
         topics = [
             TopicMetadata(
                 topic.name,
@@ -427,6 +440,7 @@ class Broker:
             if not is_ephemeral(topic.name)
         ]
         save_metadata(self._files, self._layout.root, topics)
+        self._metadata_due_ns = NEVER
 
     # -- publishing and consuming -----------------------------------------------------------
 
@@ -476,7 +490,8 @@ class Broker:
         for topic in topics:
             topic.route(now)
             try:
-                topic.pump(now)
+                if topic.pump(now):
+                    self._fault = ""
             except StorageError as error:
                 self._retry_later(topic, error, now)
         channels, agenda.channels = agenda.channels, {}
@@ -492,6 +507,7 @@ class Broker:
         for queue_log in logs:
             try:
                 queue_log.flush()
+                self._fault = ""
             except StorageError as error:
                 self._retry_later(queue_log, error, now)
         if self._metadata_due_ns != NEVER and self._metadata_due_ns <= now.monotonic_ns:
@@ -499,7 +515,6 @@ class Broker:
                 self._save_metadata()
             except StorageError as error:
                 self.note_fault(error)
-                self._metadata_due_ns = now.monotonic_ns + _METADATA_DELAY_NS
         agenda.end()
 
     def next_deadline_ns(self) -> int:
@@ -510,8 +525,9 @@ class Broker:
             soonest_ns = _sooner(soonest_ns, self._retry_ns)
         if self._metadata_due_ns != NEVER:
             soonest_ns = _sooner(soonest_ns, self._metadata_due_ns)
-        if self._unsynced and not self._fsync:
-            soonest_ns = _sooner(soonest_ns, self._unsynced_since_ns + self._sync_timeout_ns)
+        if self._unsynced:
+            due_ns = self._unsynced_since_ns + (0 if self._fsync else self._sync_timeout_ns)
+            soonest_ns = _sooner(soonest_ns, max(due_ns, self._sync_retry_ns))
         return soonest_ns
 
     def _expire(self, now: Instant) -> None:
@@ -555,14 +571,16 @@ class Broker:
         log.error("%s", error)
         self.note_fault(error)
         self._retry.append(item)
-        self._retry_ns = now.monotonic_ns + _RETRY_NS
-        self.deadlines_changed = True
+        if self._retry_ns == NEVER:
+            self._retry_ns = now.monotonic_ns + _RETRY_NS
+            self.deadlines_changed = True
 
     def _stored(self, tickets: list[Ticket]) -> None:
-        self._fault = ""
         if self._fsync:
             self._awaiting_sync += tickets
             return
+        if self._log_all:
+            self._fault = ""
         for ticket in tickets:
             ticket.complete()
 
@@ -580,6 +598,8 @@ class Broker:
 
     def sync_due(self, now: Instant) -> bool:
         """Whether ``--durability``, ``--sync-every`` or ``--sync-timeout`` ask for a sync now."""
+        if now.monotonic_ns < self._sync_retry_ns:
+            return False
         if self._fsync:
             return bool(self._awaiting_sync or self._unsynced)
         if not self._unsynced:
@@ -598,8 +618,14 @@ class Broker:
         """The work ran, or failed: whoever waits for it is told."""
         for queue_log, files in work.files.items():
             queue_log.synced(files)
-        if error is not None:
+        if error is None:
+            if work.files:
+                self._fault = ""
+        else:
             self.note_fault(error)
+            self._sync_retry_ns = self._now.monotonic_ns + _RETRY_NS
+            for queue_log, files in work.files.items():
+                queue_log.sync_again(files)
         for ticket in work.tickets:
             ticket.complete(error)
 

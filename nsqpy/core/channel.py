@@ -479,18 +479,20 @@ class Channel:
         self.exiting = True
         for subscription in list(self.subscriptions):
             subscription.consumer.cut()
-        if self._log is not None and self._deferred_log is not None:
-            runs = [run for run in self._window.clear() if run.raised or run.number == NOT_STORED]
-            for flight in self._flights.clear():
-                for start, stop in flight.unanswered():
-                    runs += [run.again() for run in flight.answer(start, stop)]
-            _store(self._log, runs)
-            waiting = [deferred.run for deferred in self._deferred.clear()]
-            _store(
-                self._deferred_log,
-                [run for run in waiting if run.raised or run.number == NOT_STORED],
-            )
-        self._close_logs()
+        try:
+            if self._log is not None and self._deferred_log is not None:
+                self._store_all(self._log, self._deferred_log)
+        finally:
+            self._close_logs()
+
+    def _store_all(self, queue_log: DiskQueue, deferred_log: DiskQueue) -> None:
+        ready = self._window.clear()
+        for flight in self._flights.clear():
+            for start, stop in flight.unanswered():
+                ready += [run.again() for run in flight.answer(start, stop)]
+        waiting = [deferred.run for deferred in self._deferred.clear()]
+        for log_of_theirs, runs in ((queue_log, ready), (deferred_log, waiting)):
+            _store(log_of_theirs, [run for run in runs if run.raised or run.number == NOT_STORED])
 
     def audit(self) -> None:
         """Check that every message is in exactly one place; a hook for tests.

@@ -120,7 +120,13 @@ class Session:
     def cut(self) -> None:
         """Close without a word: shutdown, or the channel is deleted. Clients reconnect."""
         self.finished = True
+        self._stop_deliveries()
         self.on_output()
+
+    def _stop_deliveries(self) -> None:
+        if self._subscription is not None and self._channel is not None:
+            self._subscription.closing = True
+            self._channel.update_credit(self._subscription)
 
     def set_blocked(self, blocked: bool) -> None:
         """The connection has more unsent bytes than it should, or has got rid of them."""
@@ -149,6 +155,7 @@ class Session:
     def end(self) -> None:
         """Close once every reply that is owed has gone out; nothing more is acted on."""
         self._ending = True
+        self._stop_deliveries()
         if self._replies:
             self._replies.append(b"")
         else:
@@ -256,10 +263,9 @@ class Session:
         self.refuse(ProtocolError(code, f"{verb} {name} failed {why}", fatal=False))
 
     def _close(self, command: Close, now: Instant) -> None:
-        channel, subscription = self._subscribed()
+        _, subscription = self._subscribed()
         subscription.ready_count = 0
-        subscription.closing = True
-        channel.update_credit(subscription)
+        self._stop_deliveries()
         self.state = State.CLOSING
         self._reply(CLOSE_WAIT_FRAME)
 

@@ -13,7 +13,7 @@ from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.channel import Channel
 from nsqpy.core.guid import GUIDFactory
-from nsqpy.core.window import NOT_STORED, Window
+from nsqpy.core.window import NOT_STORED, Run, Window
 from nsqpy.errors import NSQError, StorageError
 from nsqpy.message import BATCH_MAX_BYTES, BATCH_MAX_MESSAGES, Batch, encode_batch
 from nsqpy.storage.diskqueue import DiskQueue
@@ -63,6 +63,20 @@ class Ticket:
             self.on_done(self)
 
 
+class Stretch:
+    """Messages on their way from the topic to its channels, some of which may have them."""
+
+    __slots__ = ("batches", "runs", "taken_by")
+
+    def __init__(self, runs: list[Run]) -> None:
+        self.runs = runs
+        self.batches = [run.batch.slice(run.start, run.stop) for run in runs]
+        self.taken_by: set[Channel] = set()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
+
+
 class Topic:
     """``queue_log`` is None if ephemeral. ``on_stored`` gets the tickets whose messages are stored
     and completes them when they are safe enough; ``on_fault`` hears of storage errors."""
@@ -87,6 +101,7 @@ class Topic:
         self._window = Window(
             queue_log, limit=window_limit, log_all=log_all, drop_oldest=drop_oldest
         )
+        self._stretch: Stretch | None = None
         self._inbox: list[Ticket] = []
         self._on_stored = on_stored
         self._on_fault = on_fault
@@ -98,7 +113,11 @@ class Topic:
 
     @property
     def depth(self) -> int:
-        return self._window.depth
+        """Messages that wait for a channel, or for the pause to end."""
+        return self._window.depth + (len(self._stretch) if self._stretch else 0)
+
+    def is_empty(self) -> bool:
+        return self._stretch is None and self._window.is_empty()
 
     @property
     def backend_depth(self) -> int:
@@ -126,7 +145,7 @@ class Topic:
         self._inbox = []
         batches = self._encode(inbox, now)
         try:
-            if self.channels and not self.paused and self._window.is_empty():
+            if self.channels and not self.paused and self.is_empty():
                 for channel in self.channels.values():
                     channel.put(batches, now)
             else:
@@ -175,26 +194,30 @@ class Topic:
             ids = self._guids.draw(len(part), wall_ns)
             batches.append(encode_batch(part, ids, wall_ns, deliver_at_ns))
 
-    def pump(self, now: Instant) -> None:
+    def pump(self, now: Instant) -> bool:
         """Copy what is queued in the topic to every channel, a bounded amount a turn.
 
+        Returns whether there was anything to copy.
+
         Raises:
-            StorageError: it stays queued in the topic.
+            StorageError: it stays queued in the topic; channels that have taken it already
+                do not get it again.
         """
-        if self._window.is_empty() or not self.channels or self.paused or self.exiting:
-            return
-        runs = self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES)
-        batches = [run.batch.slice(run.start, run.stop) for run in runs]
-        try:
-            for channel in self.channels.values():
-                channel.put(batches, now)
-        except StorageError:
-            self._window.put_back(runs)
-            raise
-        for run in runs:
+        if self.is_empty() or not self.channels or self.paused or self.exiting:
+            return False
+        if self._stretch is None:
+            self._stretch = Stretch(self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES))
+        stretch = self._stretch
+        for channel in self.channels.values():
+            if channel not in stretch.taken_by:
+                channel.put(stretch.batches, now)
+                stretch.taken_by.add(channel)
+        self._stretch = None
+        for run in stretch.runs:
             run.acknowledge(0, len(run))
-        if self._window.depth:
+        if not self._window.is_empty():
             self._agenda.note_topic(self)
+        return True
 
     # -- administration ---------------------------------------------------------------------
 
@@ -213,6 +236,7 @@ class Topic:
     def empty(self) -> None:
         """Drop what is queued in the topic itself; its channels keep what they have."""
         self._window.clear()
+        self._stretch = None
         if self._log is not None:
             self._log.empty()
 
@@ -229,6 +253,9 @@ class Topic:
         Raises:
             StorageError: not everything could be stored.
         """
+        if self._stretch is not None:
+            self._window.put_back(self._stretch.runs)
+            self._stretch = None
         runs = [run for run in self._window.clear() if run.number == NOT_STORED]
         if self._log is not None:
             if runs:

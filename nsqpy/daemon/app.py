@@ -6,6 +6,7 @@ Stop: listeners, connections, then every queue is written down. Source: referenc
 
 import asyncio
 import logging
+import os
 import random
 import resource
 import socket
@@ -23,6 +24,7 @@ from nsqpy.daemon.tasks import Turn
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import ConfigError, NSQError
 from nsqpy.logs import configure
+from nsqpy.net.listeners import Listener, listen_tcp, listen_unix
 from nsqpy.net.runner import run
 from nsqpy.options import FlagError, refuse
 from nsqpy.startup import load, startup_failure, version_line
@@ -31,8 +33,6 @@ from nsqpy.storage.files import DirLock, OSFiles
 __all__ = ["Nsqd", "StartError", "main"]
 
 log = logging.getLogger(__name__)
-
-_BACKLOG = 4096
 
 
 class StartError(NSQError):
@@ -46,14 +46,14 @@ class StartError(NSQError):
         return self.reason
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the daemon; the exit status."""
+def main(arguments: Sequence[str], program: str = "nsqpy nsqd") -> int:
+    """Run the daemon; the exit status. ``program`` is how help and hints call it."""
     hostname = socket.gethostname()
     configure("info", "[nsqd] ")
     try:
-        loaded = load(arguments, Path.read_bytes, hostname)
+        loaded = load(arguments, Path.read_bytes, hostname, program)
     except FlagError as error:
-        return refuse(error, "nsqpy nsqd")
+        return refuse(error, program)
     except ConfigError as error:
         text, status = startup_failure(error)
         log.critical(text)
@@ -94,8 +94,9 @@ class Nsqd:
         self._clock = SystemClock()
         self._heartbeats = Heartbeats()
         self._lock: DirLock | None = None
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._http: HTTPApi | None = None
+        self._http_address = ""
         self._turn: Turn
         self._broker: Broker
         self._connections: Connections
@@ -122,42 +123,56 @@ class Nsqd:
         loop = asyncio.get_running_loop()
         self._turn = Turn(loop, self._clock)
         now = self._clock.now()
-        self._broker = Broker(config, OSFiles(), random.Random(), wake=self._turn.wake, start=now)
+        self._broker = Broker(
+            config,
+            OSFiles(sync_names=config.durability == "fsync"),
+            random.Random(),
+            wake=self._turn.wake,
+            start=now,
+        )
         self._connections = Connections(self._broker, self._clock, self._heartbeats)
         self._broker.load(now)
         self._turn.start(self._broker, self._connections, self._heartbeats)
-        tcp_port = await self._listen_tcp()
-        self._http = HTTPApi(self._broker, self._clock, hostname=self._hostname, tcp_port=tcp_port)
+        listener = await self._listen_tcp()
+        self._http = HTTPApi(
+            self._broker, self._clock, hostname=self._hostname, tcp_port=listener.port
+        )
         if config.http_address:
             await self._listen_http(self._http)
+        self._broker.config = self._with_real_ports(listener.port)
 
-    async def _listen_tcp(self) -> int:
-        """The port, -1 for a Unix socket."""
-        loop = asyncio.get_running_loop()
+    async def _listen_tcp(self) -> Listener:
         address = self._config.tcp_address
         place = split_address(address)
         make = self._connections.make
         try:
             if place is None:
-                self._listener = await loop.create_unix_server(make, address, backlog=_BACKLOG)
-                log.info("TCP: listening on %s", address)
-                return -1
-            self._listener = await loop.create_server(
-                make, place[0] or None, place[1], backlog=_BACKLOG
-            )
+                self._listener = await listen_unix(make, Path(address))
+            else:
+                self._listener = await listen_tcp(make, *place)
         except OSError as error:
             raise _cannot_listen(address, error) from error
-        bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
-        log.info("TCP: listening on %s", _shown(bound_host, bound_port))
-        return int(bound_port)
+        log.info("TCP: listening on %s", self._listener.address)
+        return self._listener
 
     async def _listen_http(self, http: HTTPApi) -> None:
         address = self._config.http_address
         try:
-            shown = await http.listen(address)
+            self._http_address = await http.listen(address)
         except OSError as error:
             raise _cannot_listen(address, error) from error
-        log.info("HTTP: listening on %s", shown)
+        log.info("HTTP: listening on %s", self._http_address)
+
+    def _with_real_ports(self, tcp_port: int) -> NsqdConfig:
+        """The settings with the ports that others are told: a Unix socket has none to tell."""
+        config = self._broker.config
+        place = split_address(self._http_address) if self._http_address else None
+        http_port = 0 if place is None else place[1]
+        return replace(
+            config,
+            broadcast_tcp_port=config.broadcast_tcp_port or max(tcp_port, 0),
+            broadcast_http_port=config.broadcast_http_port or http_port,
+        )
 
     async def wait_failed(self) -> None:
         await self._turn.failure
@@ -178,12 +193,14 @@ class Nsqd:
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
-            log.info("TCP: closing %s", self._config.tcp_address)
+            log.info("TCP: closing %s", self._listener.address)
             self._listener.close()
             self._listener = None
         self._broker.exiting = True
         self._connections.close_all()
         if self._http is not None:
+            if self._http_address:
+                log.info("HTTP: closing %s", self._http_address)
             await self._http.stop()
             self._http = None
 
@@ -211,8 +228,11 @@ def _lock(path: str) -> DirLock:
 
 
 def _cannot_listen(address: str, error: OSError) -> StartError:
-    return StartError(f"listen ({address}) failed - {(error.strerror or str(error)).lower()}")
-
-
-def _shown(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    place = split_address(address)
+    if place is not None and isinstance(error, socket.gaierror):
+        why = f"listen tcp: lookup {place[0]}: {(error.strerror or str(error)).lower()}"
+    else:
+        # Not strerror: event loops put an address of their own form before the reason.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        why = f"listen {'tcp' if place else 'unix'} {address}: bind: {reason.lower()}"
+    return StartError(f"listen ({address}) failed - {why}")

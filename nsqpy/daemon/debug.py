@@ -8,7 +8,7 @@
 | ``GET /debug/pprof/threadcreate`` | the threads |
 | ``GET /debug/pprof/heap`` | where memory was allocated if tracemalloc runs, else objects by type |
 | ``GET /debug/pprof/profile?seconds=30`` | function calls of the event loop meanwhile, 1 to 300 s |
-| ``POST /debug/freememory`` | a full garbage collection, 200 (the original answers 500) |
+| ``POST /debug/freememory`` | a full collection, and freed memory back to the system |
 
 Everything is text, not Go's profile format. ``symbol``, ``block`` and ``setblockrate`` are about
 Go's program counters and its scheduler: 404. Source: reference nsqd 4.2.
@@ -16,6 +16,7 @@ Go's program counters and its scheduler: 404. Source: reference nsqd 4.2.
 
 import asyncio
 import cProfile
+import ctypes
 import gc
 import io
 import pstats
@@ -128,4 +129,9 @@ class _Profiler:
 
 async def _free_memory(request: Request) -> Reply:
     gc.collect()
+    # What a deep window has freed stays with the C library until it is asked for; other
+    # platforms' libraries may have no such call, and need none.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
     return EMPTY

@@ -387,14 +387,14 @@ class HTTPServer:
         self._listeners: list[Listener] = []
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept connections; return the address really listened on, and its port.
-
-        An empty host means every interface, port 0 any free port.
+        """Accept connections; return the address really listened on.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: as ``listeners.listen_tcp``, which says what empty hosts and port 0 mean.
         """
-        return self._add(await listen_tcp(self._connections, host, port))
+        listener = await listen_tcp(self._connections, host, port)
+        self._listeners.append(listener)
+        return listener.host, listener.port
 
     async def listen_unix(self, path: Path) -> None:
         """Accept connections on a Unix socket; ``stop`` removes the file.

@@ -12,17 +12,21 @@ _MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener:
-    """One open listener.
+    """One open listener. ``host`` and ``port`` are those really listened on.
 
-    ``address`` is what is really listened on, as an operator reads it; ``port`` is -1 for a Unix
-    socket.
+    Of a Unix socket ``host`` is the path, and ``port`` -1.
     """
 
-    def __init__(self, server: asyncio.Server, address: str, port: int, file: Path | None) -> None:
+    def __init__(self, server: asyncio.Server, host: str, port: int, file: Path | None) -> None:
         self._server = server
         self._file = file
-        self.address = address
+        self.host = host
         self.port = port
+
+    @property
+    def address(self) -> str:
+        """As an operator reads it: ``host:port``, or the path."""
+        return self.host if self.port < 0 else shown_address(self.host, self.port)
 
     def close(self) -> None:
         """Stop accepting, and remove a socket's file. Connections stay open."""
@@ -47,7 +51,7 @@ async def listen_tcp(make: _MakeProtocol, host: str, port: int) -> Listener:
         # What is accepted inherits this: a peer that vanished is noticed, though nothing is sent.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     bound_host, bound_port = server.sockets[0].getsockname()[:2]
-    return Listener(server, shown_address(bound_host, bound_port), bound_port, None)
+    return Listener(server, bound_host, bound_port, None)
 
 
 async def listen_unix(make: _MakeProtocol, path: Path) -> Listener:

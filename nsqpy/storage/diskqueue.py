@@ -415,6 +415,14 @@ class DiskQueue:
         for file in retired:
             file.close()
 
+    def sync_again(self, files: Sequence[File]) -> None:
+        """The sync of ``files`` failed: those still in use are handed out once more."""
+        in_use = {segment.file for segment in self._segments}
+        in_use |= {segment.journal.file for segment in self._segments}
+        for file in files:
+            if file in in_use:
+                self._note_write(file)
+
     def _let_go(self, segment: Segment) -> None:
         """Close a segment that is neither written nor read; it is opened again when it is."""
         if segment.file is not None:

@@ -33,7 +33,8 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Return when what was written before this call is on the device."""
+        """Return when what was written before this call is on the device, and so is the name
+        of a file that was made by opening it."""
 
     def close(self) -> None: ...
 
@@ -61,14 +62,13 @@ class Files(Protocol):
     def replace_whole(self, path: str, content: bytes) -> None:
         """Put ``content`` in place of the file at once: either the old or the new is found."""
 
-    def sync_directory(self, path: str) -> None: ...
-
 
 class _OSFile:
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_unsynced_in")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, made_in: Path | None) -> None:
         self._fd = fd
+        self._unsynced_in = made_in  # the directory that does not have its name for good
 
     def write_at(self, buffers: Sequence[bytes], offset: int) -> None:
         if len(buffers) > _IOV_MAX:
@@ -106,20 +106,38 @@ class _OSFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+        if self._unsynced_in is not None:
+            _sync_directory(self._unsynced_in)
+            self._unsynced_in = None
 
     def close(self) -> None:
         os.close(self._fd)
 
 
 class OSFiles:
-    """The operating system's files."""
+    """The operating system's files. With ``sync_names`` new directories are on the device when
+    ``make_directory`` returns: what ``--durability=fsync`` needs, and the others need not pay."""
+
+    def __init__(self, *, sync_names: bool = False) -> None:
+        self._sync_names = sync_names
 
     def open(self, path: str, *, create: bool = False) -> File:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return _OSFile(os.open(path, flags, _MODE_FILE))
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            return _OSFile(os.open(path, flags), None)
+        except FileNotFoundError:
+            if not create:
+                raise
+        return _OSFile(os.open(path, flags | os.O_CREAT, _MODE_FILE), Path(path).parent)
 
     def make_directory(self, path: str) -> None:
-        Path(path).mkdir(mode=_MODE_DIRECTORY, parents=True, exist_ok=True)
+        directory = Path(path)
+        missing = [directory] if not directory.is_dir() else []
+        missing += [parent for parent in directory.parents if missing and not parent.is_dir()]
+        directory.mkdir(mode=_MODE_DIRECTORY, parents=True, exist_ok=True)
+        if self._sync_names:
+            for made in reversed(missing):
+                _sync_directory(made.parent)
 
     def list_directory(self, path: str) -> list[str]:
         try:
@@ -150,13 +168,15 @@ class OSFiles:
         finally:
             file.close()
         Path(temporary).rename(path)
+        _sync_directory(Path(path).parent)
 
-    def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class DirLock:

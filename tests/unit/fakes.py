@@ -175,9 +175,6 @@ class FakeFiles:
         inode = self._inodes[path] = Inode()
         inode.data[:] = inode.synced = content
 
-    def sync_directory(self, path: str) -> None:
-        self.raise_fault("sync", path)
-
     # -- the test's side --------------------------------------------------------------------
 
     def fail(

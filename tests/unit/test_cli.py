@@ -31,12 +31,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("argv", "call"),
     [
-        (["nsqpy", "nsqd", "-h"], ("nsqpy.daemon.app", ["-h"])),
-        (["/usr/bin/nsqd", "-h"], ("nsqpy.daemon.app", ["-h"])),
+        (["nsqpy", "nsqd", "-h"], ("nsqpy.daemon.app", ["-h"], "nsqpy nsqd")),
+        (["/usr/bin/nsqd", "-h"], ("nsqpy.daemon.app", ["-h"], "nsqd")),
         (["x/nsq_tail", "-n=1"], ("nsqpy.tools.tail", ["-n=1"], "nsq_tail")),
         (["nsqpy", "tail"], ("nsqpy.tools.tail", [], "nsqpy tail")),
         (["nsqpy", "pub", "nsqd"], ("nsqpy.tools.pub", ["nsqd"], "nsqpy pub")),
-        (["x/__main__.py", "nsqd"], ("nsqpy.daemon.app", [])),
+        (["x/__main__.py", "nsqd"], ("nsqpy.daemon.app", [], "nsqpy nsqd")),
     ],
 )
 def test_choice(

@@ -106,7 +106,6 @@ class TestTree:
         tree.open(f"{root}/a/z", create=True).close()
         tree.open(f"{root}/a/b/f", create=True).close()
         assert tree.list_directory(f"{root}/a") == ["b", "z"]
-        tree.sync_directory(f"{root}/a")
         tree.remove_tree(f"{root}/a")
         tree.remove_tree(f"{root}/a")
         assert tree.list_directory(root) == []
