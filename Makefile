@@ -47,6 +47,20 @@ interop: $(STAMPS)/dev $(NODE_MODULES)/.stamp ## the tests with clients that oth
 bench: $(STAMPS)/demo ## measure the daemon against the least possible server, by turns: two minutes
 	@$(BIN)/python -m benchmarks.compare $(ARGS)
 
+.PHONY: sim
+sim: $(STAMPS)/dev ## simulate SEEDS=1000 daemons on disks that misbehave
+	@$(BIN)/python -m tests.sim --seeds=$(or $(SEEDS),1000)
+
+# How often the daemon is killed, and what the moments are drawn from: make chaos KILLS=500 SEED=7
+KILLS ?= 100
+SEED ?= 1
+
+.PHONY: chaos
+chaos: $(STAMPS)/dev ## kill -9 a busy daemon at random moments, fill its disk, count what is lost
+	@$(BIN)/python -m tests.chaos --disk-full
+	@$(BIN)/python -m tests.chaos --read-only
+	@$(BIN)/python -m tests.chaos --kills=$(KILLS) --seed=$(SEED) $(ARGS)
+
 .PHONY: check
 check: $(STAMPS)/dev ## format, lint and types
 	@echo "==> format"

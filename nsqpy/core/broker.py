@@ -8,24 +8,32 @@ likes. Nothing here waits, and time arrives as an argument.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqpy.clock import SECOND, Instant
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.channel import Channel
+from nsqpy.core.dead_letters import (
+    REDRIVE_CHANNEL,
+    DeadLetterPolicy,
+    DeadLetters,
+    dead_letter_topic,
+)
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
 from nsqpy.core.guid import GUIDFactory
 from nsqpy.core.layout import Layout
 from nsqpy.core.stats import BrokerStats, ChannelStats, TopicStats, select
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.topic import ExitingError, Ticket, Topic
-from nsqpy.errors import NSQError, ProtocolError, StorageError
+from nsqpy.errors import ConfigError, NSQError, ProtocolError, StorageError
 from nsqpy.names import is_ephemeral
 from nsqpy.protocol.identify import Limits
-from nsqpy.storage.diskqueue import DiskQueue
+from nsqpy.storage.diskqueue import DiskQueue, Moves
 from nsqpy.storage.files import File, Files
 from nsqpy.storage.metadata import TopicMetadata, load_metadata, save_metadata
 from nsqpy.version import NSQ_VERSION
@@ -40,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_NS = SECOND // 4
 _METADATA_DELAY_NS = SECOND
+_REDRIVE_MAX_BYTES = 64 * 1024 * 1024  # what one call holds in memory
 
 
 class NotFoundError(NSQError):
@@ -81,6 +90,7 @@ class SyncWork:
     """Files to sync, and who waits for it. ``run`` may be called in another thread."""
 
     files: dict[DiskQueue, list[File]]
+    moves: dict[DiskQueue, Moves]
     tickets: list[Ticket]
 
     def run(self) -> None:
@@ -129,6 +139,7 @@ class Broker:
         self._sync_timeout_ns = config.sync_timeout_ns
         self._awaiting_sync: list[Ticket] = []
         self._unsynced: dict[DiskQueue, None] = {}
+        self._moved: dict[DiskQueue, None] = {}
         self._unsynced_since_ns = NEVER
         self._sync_overdue = False
         self._sync_retry_ns = 0
@@ -188,7 +199,7 @@ class Broker:
         for name, channels in found.items():
             entry = known.get(name, TopicMetadata(name, False, {}))
             paused = dict.fromkeys(channels, False) | entry.channels
-            known[name] = TopicMetadata(name, entry.paused, paused)
+            known[name] = replace(entry, channels=paused)
         for entry in known.values():
             if is_ephemeral(entry.name):
                 self._files.remove_tree(self._layout.topic(entry.name))
@@ -199,7 +210,15 @@ class Broker:
                 if not is_ephemeral(channel_name):
                     channel = self._make_channel(topic, channel_name, loading=True)
                     channel.paused = channel_paused
+                    if channel_name in entry.configs:
+                        self._load_config(channel, entry.configs[channel_name])
         self._save_metadata()
+
+    def _load_config(self, channel: Channel, document: dict[str, Any]) -> None:
+        try:
+            self._set_policy(channel, DeadLetterPolicy.from_json(document))
+        except ConfigError as error:
+            log.error("CHANNEL(%s): ignoring its configuration - %s", channel.name, error)
 
     def close(self) -> None:
         """Stop and lose nothing: publishes are refused, consumers cut, everything stored.
@@ -213,15 +232,27 @@ class Broker:
             session.cut()
         self._try(self._save_metadata, faults)
         for topic in self.topics.values():
+            self._try(partial(topic.end_stretch, self._now), faults)
+        self._try(self._sync_now, faults)
+        for topic in self.topics.values():
             topic.refuse()
             for channel in topic.channels.values():
                 self._try(channel.close, faults)
             self._try(topic.close, faults)
-        awaiting, self._awaiting_sync = self._awaiting_sync, []
-        for ticket in awaiting:  # closing has synced everything
-            ticket.complete(faults[0] if faults else None)
         if faults:
             raise faults[0]
+
+    def _sync_now(self) -> None:
+        """One last group commit, for everyone who waits, before the logs are closed."""
+        work = self.begin_sync()
+        fault: StorageError | None = None
+        try:
+            work.run()
+        except OSError as error:
+            fault = StorageError(self._layout.root, error.strerror or str(error))
+        self.end_sync(work, fault)
+        if fault is not None:
+            raise fault
 
     def _try(self, action: Callable[[], None], faults: list[StorageError]) -> None:
         try:
@@ -270,7 +301,8 @@ class Broker:
         for channel_name in list(topic.channels):
             self._remove_channel(topic, channel_name)
         topic.empty()
-        topic.close()
+        with suppress(StorageError):  # nothing is left that a sync could save
+            topic.close()
         self._remove_tree(self._layout.topic(name))
         del self.topics[name]
         self._announce(name, None, False)
@@ -307,6 +339,86 @@ class Broker:
 
     def empty_channel(self, topic_name: str, name: str) -> None:
         self._existing_channel(topic_name, name).empty()
+
+    # -- dead letters -----------------------------------------------------------------------
+
+    def channel_config(self, topic_name: str, name: str) -> DeadLetterPolicy:
+        """The channel's policy, with the name of its dead letter topic.
+
+        Raises:
+            NotFoundError.
+        """
+        channel = self._existing_channel(topic_name, name)
+        letters = channel.dead_letters
+        policy = DeadLetterPolicy() if letters is None else letters.policy
+        return replace(policy, dead_letter_topic=_topic_of(channel, policy))
+
+    def set_channel_config(self, topic_name: str, name: str, policy: DeadLetterPolicy) -> None:
+        """From here on failed deliveries are treated as ``policy`` says, over restarts too.
+
+        Raises:
+            NotFoundError, StorageError.
+            ConfigError: the dead letter topic cannot be this, or is that of another channel, so
+                that nobody could tell whose messages a redrive takes from there.
+        """
+        channel = self._existing_channel(topic_name, name)
+        target = _topic_of(channel, policy)
+        for topic in self.topics.values():
+            for other in topic.channels.values():
+                letters = other.dead_letters
+                if target and other is not channel and letters and letters.topic == target:
+                    reason = f"dead_letter_topic is that of {topic.name}:{other.name} already"
+                    raise ConfigError("dead_letter_topic", target, reason)
+        self._set_policy(channel, policy)
+        self._save_metadata()
+
+    def _set_policy(self, channel: Channel, policy: DeadLetterPolicy) -> None:
+        target = _topic_of(channel, policy)
+        if channel.dead_letters is None:
+            channel.dead_letters = DeadLetters(
+                policy, target, publish=self._publish_dead, put_back=channel.take_back
+            )
+        else:
+            channel.dead_letters.policy, channel.dead_letters.topic = policy, target
+
+    def _publish_dead(
+        self, name: str, bodies: list[bytes], on_done: Callable[[NSQError | None], None]
+    ) -> None:
+        ticket = Ticket(bodies, on_done=lambda done: on_done(done.error))
+        try:
+            topic = self.topic(name)
+            self.create_channel(name, REDRIVE_CHANNEL)
+        except (ExitingError, StorageError) as error:
+            ticket.complete(error)
+        else:
+            topic.publish(ticket)
+
+    def redrive(
+        self, topic_name: str, name: str, max_messages: int, now: Instant
+    ) -> tuple[int, int]:
+        """Send dead letters back to their channel, as new messages.
+
+        Returns how many went, which is some 64 MiB at most, and how many are left.
+
+        Raises:
+            NotFoundError, ExitingError.
+            StorageError: those that were not sent back are dead letters still.
+        """
+        self._refuse_if_exiting()
+        topic = self._existing(topic_name)
+        channel = self._existing_channel(topic_name, name)
+        letters = channel.dead_letters
+        dead = None if letters is None else self.topics.get(letters.topic)
+        source = None if dead is None else dead.channels.get(REDRIVE_CHANNEL)
+        if source is None:
+            return 0, 0
+        count = source.hand_over(
+            max_messages,
+            _REDRIVE_MAX_BYTES,
+            lambda bodies: topic.publish_to(channel, bodies, now),
+        )
+        log.info("CHANNEL(%s): %d messages sent back from %s", name, count, source.topic_name)
+        return count, source.depth
 
     def _existing(self, name: str) -> Topic:
         topic = self.topics.get(name)
@@ -427,17 +539,7 @@ class Broker:
         self._metadata_due_ns = self._now.monotonic_ns + _METADATA_DELAY_NS
         self.deadlines_changed = True
         topics = [
-            TopicMetadata(
-                topic.name,
-                topic.paused,
-                {
-                    name: channel.paused
-                    for name, channel in topic.channels.items()
-                    if not is_ephemeral(name)
-                },
-            )
-            for topic in self.topics.values()
-            if not is_ephemeral(topic.name)
+            _metadata(topic) for topic in self.topics.values() if not is_ephemeral(topic.name)
         ]
         save_metadata(self._files, self._layout.root, topics)
         self._metadata_due_ns = NEVER
@@ -503,6 +605,8 @@ class Broker:
                 self._retry_later(channel, error, now)
             if channel.deadlines_changed:
                 self._schedule(channel)
+        if self._moved and not self._fsync:
+            self._end_moves()  # written is safe enough: the order of writes outlives a kill
         logs, agenda.logs = agenda.logs, {}
         for queue_log in logs:
             try:
@@ -593,6 +697,10 @@ class Broker:
             self.deadlines_changed = True
         self._unsynced[queue_log] = None
 
+    def note_moved(self, queue_log: DiskQueue) -> None:
+        self._moved[queue_log] = None
+        self._agenda.rouse()
+
     def note_sync_overdue(self, queue_log: DiskQueue) -> None:
         self._sync_overdue = True
 
@@ -611,8 +719,13 @@ class Broker:
         """Take everything that waits for a sync; ``end_sync`` must follow."""
         unsynced, self._unsynced = self._unsynced, {}
         tickets, self._awaiting_sync = self._awaiting_sync, []
+        moved, self._moved = self._moved, {}
         self._sync_overdue = False
-        return SyncWork({queue: queue.take_unsynced() for queue in unsynced}, tickets)
+        return SyncWork(
+            files={queue_log: queue_log.take_unsynced() for queue_log in unsynced},
+            moves={queue_log: queue_log.take_moves() for queue_log in moved},
+            tickets=tickets,
+        )
 
     def end_sync(self, work: SyncWork, error: StorageError | None) -> None:
         """The work ran, or failed: whoever waits for it is told."""
@@ -626,8 +739,20 @@ class Broker:
             self._sync_retry_ns = self._now.monotonic_ns + _RETRY_NS
             for queue_log, files in work.files.items():
                 queue_log.sync_again(files)
+        for queue_log, moves in work.moves.items():
+            queue_log.end_moves(moves, safe=error is None)
         for ticket in work.tickets:
             ticket.complete(error)
+
+    def _end_moves(self) -> None:
+        moved, self._moved = self._moved, {}
+        for queue_log in moved:
+            queue_log.end_moves(queue_log.take_moves(), safe=True)
+
+    @property
+    def retrying(self) -> bool:
+        """Whether something that the disk refused waits to be tried again."""
+        return self._retry_ns != NEVER
 
     # -- statistics -------------------------------------------------------------------------
 
@@ -650,6 +775,24 @@ class Broker:
         return select(snapshot, topic, channel)
 
 
+def _topic_of(channel: Channel, policy: DeadLetterPolicy) -> str:
+    return dead_letter_topic(policy, channel.topic_name, channel.name)
+
+
+def _metadata(topic: Topic) -> TopicMetadata:
+    kept = [channel for name, channel in topic.channels.items() if not is_ephemeral(name)]
+    return TopicMetadata(
+        topic.name,
+        topic.paused,
+        {channel.name: channel.paused for channel in kept},
+        {
+            channel.name: channel.dead_letters.policy.as_json()
+            for channel in kept
+            if channel.dead_letters is not None
+        },
+    )
+
+
 def _sooner(one_ns: int, other_ns: int) -> int:
     return other_ns if one_ns == NEVER or other_ns < one_ns else one_ns
 
@@ -670,12 +813,13 @@ def _topic_stats(topic: Topic, include_clients: bool) -> TopicStats:
 
 
 def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
+    letters = channel.dead_letters
     return ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
         backend_depth=channel.backend_depth,
         in_flight_count=channel.in_flight_count,
-        deferred_count=channel.deferred_count,
+        deferred_count=channel.deferred_count + (letters.pending_count if letters else 0),
         message_count=channel.message_count,
         global_msg_count=channel.delivered_count,
         requeue_count=channel.requeue_count,
@@ -686,4 +830,6 @@ def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
         else None,
         paused=channel.paused,
         dropped_count=channel.dropped_count,
+        dead_letter_count=letters.count if letters else 0,
+        dead_letter_reasons=dict(letters.reasons) if letters else {},
     )

@@ -6,12 +6,14 @@ Source: nsqd/channel.go; reference nsqd 1.8, 2.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from itertools import islice
 from random import Random
 
 from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
+from nsqpy.core.dead_letters import REQUEUE, TIMEOUT, DeadLetters, bodies_of, by_attempts
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
 from nsqpy.core.flight import Flight
 from nsqpy.core.subscription import Subscription
@@ -100,6 +102,7 @@ class Channel:
         self.finish_count = 0
         self.delivered_count = 0
         self.sampled_out_count = 0
+        self.dead_letters: DeadLetters | None = None  # the broker's to set, with a policy
 
     @property
     def depth(self) -> int:
@@ -143,39 +146,47 @@ class Channel:
         """Take messages from the topic; those due later are deferred.
 
         Raises:
-            StorageError: the disk refused; of several batches some may have been taken.
+            StorageError: the disk refused; none was taken.
         """
         self._agenda.note_channel(self)
-        ready: Sequence[Batch] = batches
+        now_ns = now.wall_ns
+        later = [batch for batch in batches if batch.deliver_at_ns > now_ns]
+        if not later:
+            self._put_ready(batches)
+        else:
+            runs = self._store_deferred(later)
+            ready = [batch for batch in batches if batch.deliver_at_ns <= now_ns]
+            try:
+                if ready:
+                    self._put_ready(ready)
+            except StorageError:
+                for run in runs:  # the topic will offer all of it again
+                    run.acknowledge(0, len(run))
+                raise
+            for run in runs:
+                self._defer_run(run, now)
         for batch in batches:
-            if batch.deliver_at_ns > now.wall_ns:
-                ready = self._defer(batches, now)
-                break
-        if ready:
-            spare = 0
-            if self._log is None:
-                spare = sum(subscription.credit for subscription in self._ready)
-            self._window.put(ready, spare)
-            for batch in ready:
-                self.message_count += len(batch)
+            self.message_count += len(batch)
 
-    def _defer(self, batches: Sequence[Batch], now: Instant) -> list[Batch]:
-        """Defer those of ``batches`` that are due later; the others are returned."""
-        ready = []
-        for batch in batches:
-            if batch.deliver_at_ns > now.wall_ns:
-                self._defer_run(self._store_deferred(batch), now)
-                self.message_count += len(batch)
-            else:
-                ready.append(batch)
-        return ready
+    def _put_ready(self, batches: Sequence[Batch]) -> None:
+        spare = 0
+        if self._log is None:
+            spare = sum(subscription.credit for subscription in self._ready)
+        self._window.put(batches, spare)
 
-    def _store_deferred(self, batch: Batch) -> Run:
-        run = Run(batch, 0, len(batch))
+    def _store_deferred(self, batches: Sequence[Batch]) -> list[Run]:
+        """Batches as runs, in the deferred log if durable messages have to be in one.
+
+        Raises:
+            StorageError: none is stored.
+        """
+        runs = [Run(batch, 0, len(batch)) for batch in batches]
         if self._log_all and self._deferred_log is not None:
-            run.number = self._deferred_log.append([batch], held=True)
-            run.log = self._deferred_log
-        return run
+            number = self._deferred_log.append(batches, held=True)
+            for run in runs:
+                run.number, run.log = number, self._deferred_log
+                number += len(run)
+        return runs
 
     def _defer_run(self, run: Run, now: Instant) -> None:
         delay_ns = max(run.batch.deliver_at_ns - now.wall_ns, 0)
@@ -351,23 +362,44 @@ class Channel:
         subscription.in_flight_count -= 1
         subscription.requeue_count += 1
         self.requeue_count += 1
-        if delay_ns:
-            self._defer_run(self._restore_deferred(run.again(now.wall_ns + delay_ns)), now)
-        else:
-            self._window.put_run(run.again())
+        self._fail(run, REQUEUE, delay_ns, now)
         self.update_credit(subscription)
         self._agenda.note_channel(self)
+
+    def _fail(self, run: Run, failure: str, delay_ns: int, now: Instant) -> int:
+        """A delivery failed: there is another, unless the policy says that it was the last.
+
+        Returns how many messages are available at once.
+        """
+        letters = self.dead_letters
+        if letters is None:
+            return self._deliver_again(run, delay_ns, now)
+        available = 0
+        for part, attempts in by_attempts(run):
+            if letters.policy.is_spent(attempts):
+                letters.bury(part, failure)
+            else:
+                wait_ns = delay_ns or letters.policy.delay_ns(attempts)
+                available += self._deliver_again(part, wait_ns, now)
+        return available
+
+    def _deliver_again(self, run: Run, delay_ns: int, now: Instant) -> int:
+        if delay_ns:
+            self._defer_run(self._restore_deferred(run.again(now.wall_ns + delay_ns)), now)
+            return 0
+        self._window.put_run(run.again())
+        return len(run)
 
     def _restore_deferred(self, run: Run) -> Run:
         """Put a requeued message into the deferred log and acknowledge the record it was."""
         try:
-            stored = self._store_deferred(run.batch)
+            (stored,) = self._store_deferred([run.batch])
         except StorageError as error:
             # Its old record still stands: after a crash it comes early, but it comes.
             log.error("CHANNEL(%s): delay not stored - %s", self.name, error)
             return run
         if stored.number != NOT_STORED:
-            run.acknowledge(0, len(run))
+            run.move()
             return stored
         return run
 
@@ -415,7 +447,7 @@ class Channel:
         """
         available = 0
         while (flight := self._flights.pop_due(now.monotonic_ns)) is not None:
-            available += self._time_out(flight)
+            available += self._time_out(flight, now)
         while (deferred := self._deferred.pop_due(now.monotonic_ns)) is not None:
             self._window.put_run(deferred.run)
             self.deferred_count -= len(deferred.run)
@@ -425,17 +457,46 @@ class Channel:
             self._agenda.note_channel(self)
         return available
 
-    def _time_out(self, flight: Flight) -> int:
+    def _time_out(self, flight: Flight, now: Instant) -> int:
         count = flight.remaining
+        available = 0
         for start, stop in flight.unanswered():
             for message_id in flight.ids[start:stop]:
                 del self._in_flight[message_id]
             for run in flight.answer(start, stop):
-                self._window.put_run(run.again())
+                available += self._fail(run, TIMEOUT, 0, now)
         self.timeout_count += count
         flight.subscription.in_flight_count -= count
         if flight.subscription in self.subscriptions:
             self.update_credit(flight.subscription)
+        return available
+
+    # -- dead letters -----------------------------------------------------------------------
+
+    def take_back(self, run: Run) -> None:
+        """Messages that their dead letter topic does not take are delivered once more."""
+        self._window.put_run(run.again())
+        self._agenda.note_channel(self)
+
+    def hand_over(self, limit: int, max_bytes: int, store: Callable[[list[bytes]], None]) -> int:
+        """Move up to ``limit`` messages that are ready, and about ``max_bytes``, out of the
+        channel: ``store`` takes their bodies to where they are from then on.
+
+        Returns how many.
+
+        Raises:
+            StorageError: they cannot be read, or ``store`` raised it; all are still here.
+        """
+        runs = self._window.take(limit, max_bytes)
+        try:
+            store([body for run in runs for body in bodies_of(run)])
+        except StorageError:
+            self._window.put_back(runs)
+            raise
+        for run in runs:
+            run.move()
+        count = sum(map(len, runs))
+        self.finish_count += count
         return count
 
     # -- administration ---------------------------------------------------------------------
@@ -454,6 +515,8 @@ class Channel:
         self._flights.clear()
         self._deferred.clear()
         self.deferred_count = 0
+        if self.dead_letters is not None:
+            self.dead_letters.clear()
         for queue_log in (self._log, self._deferred_log):
             if queue_log is not None:
                 queue_log.empty()
@@ -467,7 +530,8 @@ class Channel:
         for subscription in list(self.subscriptions):
             subscription.consumer.cut()
         self.empty()
-        self._close_logs()
+        with suppress(StorageError):  # nothing is left that a sync could save
+            self._close_logs()
 
     def close(self) -> None:
         """Stop for good and lose nothing: what the logs lack, or have with fewer attempts, is
@@ -490,6 +554,8 @@ class Channel:
         for flight in self._flights.clear():
             for start, stop in flight.unanswered():
                 ready += [run.again() for run in flight.answer(start, stop)]
+        if self.dead_letters is not None:
+            ready += [run.again() for run in self.dead_letters.clear()]
         waiting = [deferred.run for deferred in self._deferred.clear()]
         for log_of_theirs, runs in ((queue_log, ready), (deferred_log, waiting)):
             _store(log_of_theirs, [run for run in runs if run.raised or run.number == NOT_STORED])
@@ -508,6 +574,7 @@ class Channel:
             for run in flight.runs_between(start, stop)
         ]
         ready = self._window.runs()
+        dying = self.dead_letters.runs() if self.dead_letters is not None else []
         assert sum(map(len, flying)) == len(self._in_flight), "in flight: runs and ids differ"
         assert sum(map(len, waiting)) == self.deferred_count, "deferred: runs and count differ"
         assert sum(map(len, ready)) == self._window.count, "window: runs and count differ"
@@ -515,24 +582,27 @@ class Channel:
             if queue_log is not None:
                 records = [
                     number
-                    for run in (*ready, *flying, *waiting)
+                    for run in (*ready, *flying, *waiting, *dying)
                     if run.log is queue_log and run.number != NOT_STORED
                     for number in range(run.number, run.number + len(run))
                 ]
                 assert len(set(records)) == len(records), "a record is in two places"
-                assert len(records) + queue_log.unread == queue_log.depth, "a record is nowhere"
+                places = len(records) + queue_log.unread + queue_log.moved_count
+                assert places == queue_log.depth, "a record is nowhere"
 
     def _close_logs(self) -> None:
-        for queue_log in (self._log, self._deferred_log):
-            if queue_log is not None:
-                queue_log.close()
+        with ExitStack() as closing:  # each is closed, whatever befalls the other
+            for queue_log in (self._log, self._deferred_log):
+                if queue_log is not None:
+                    closing.callback(queue_log.close)
 
 
 def _store(queue_log: DiskQueue, runs: Sequence[Run]) -> None:
-    """Append runs to a log and acknowledge the records they were before."""
+    """Append runs to a log and, once that is on the device, acknowledge what they were before."""
     if runs:
         batches = [run.batch.slice(run.start, run.stop) for run in runs]
         queue_log.append(batches, held=False)
+        queue_log.sync()
         for run in runs:
             run.acknowledge(0, len(run))
 

@@ -6,7 +6,8 @@ nsqd/http.go, printStats.
 """
 
 import platform
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 
@@ -96,7 +97,8 @@ class ChannelStats:
     """One channel. ``clients`` is None when they were not asked for; ``client_count`` holds then
     too. ``depth`` is memory and disk together, without what is in flight or deferred.
 
-    ``dropped_count`` is ours: what a full ``#ephemeral`` channel threw away.
+    Ours: ``dropped_count``, what a full ``#ephemeral`` channel threw away; ``dead_letter_count``,
+    since the start, and how many of them for which reason.
     """
 
     channel_name: str
@@ -115,6 +117,8 @@ class ChannelStats:
     paused: bool = False
     e2e_processing_latency: LatencyStats = LatencyStats()
     dropped_count: int = 0
+    dead_letter_count: int = 0
+    dead_letter_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +200,7 @@ def select(stats: BrokerStats, topic: str = "", channel: str = "") -> BrokerStat
 
 _OMITTED_WHEN_EMPTY = {
     *("zone_local_msg_count", "region_local_msg_count", "global_msg_count", "dropped_count"),
+    *("dead_letter_count", "dead_letter_reasons"),
     *("authed", "auth_identity", "auth_identity_url", "pub_counts"),
 }
 _NESTED = {

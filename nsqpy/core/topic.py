@@ -207,17 +207,36 @@ class Topic:
             return False
         if self._stretch is None:
             self._stretch = Stretch(self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES))
+        self.end_stretch(now)
+        if not self._window.is_empty():
+            self._agenda.note_topic(self)
+        return True
+
+    def end_stretch(self, now: Instant) -> None:
+        """Give what is on its way to the channels that have not taken it yet.
+
+        Raises:
+            StorageError: it stays on its way.
+        """
         stretch = self._stretch
+        if stretch is None:
+            return
         for channel in self.channels.values():
             if channel not in stretch.taken_by:
                 channel.put(stretch.batches, now)
                 stretch.taken_by.add(channel)
         self._stretch = None
         for run in stretch.runs:
-            run.acknowledge(0, len(run))
-        if not self._window.is_empty():
-            self._agenda.note_topic(self)
-        return True
+            run.move()
+
+    def publish_to(self, channel: Channel, bodies: list[bytes], now: Instant) -> None:
+        """Store bodies as new messages of one of the topic's channels, at once.
+
+        Raises:
+            StorageError: none was taken.
+        """
+        if bodies:
+            channel.put(self._encode([Ticket(bodies)], now), now)
 
     # -- administration ---------------------------------------------------------------------
 

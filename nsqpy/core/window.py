@@ -69,6 +69,11 @@ class Run:
         if self.log is not None and self.number != NOT_STORED:
             self.log.acknowledge(self.number + start, stop - start)
 
+    def move(self) -> None:
+        """All of it now stands in another log."""
+        if self.log is not None and self.number != NOT_STORED:
+            self.log.move(self.number, self.stop - self.start)
+
 
 class Window:
     """``limit`` messages at most are kept in memory ahead of need, give or take one batch."""

@@ -5,20 +5,24 @@ means what ``--durability`` says, and any failure to store is 503 EXITING.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqpy.clock import Clock
 from nsqpy.config import change_config, config_value, split_address
 from nsqpy.core.broker import NotFoundError
+from nsqpy.core.dead_letters import DeadLetterPolicy
 from nsqpy.core.stats import stats_json, stats_text
 from nsqpy.core.topic import ExitingError, Ticket
 from nsqpy.daemon.debug import debug_routes
 from nsqpy.daemon.http_bodies import BOOLEANS, defer_ns, split_lines, split_records
 from nsqpy.daemon.memory import MemoryMeter
-from nsqpy.errors import NSQError, StorageError
+from nsqpy.errors import ConfigError, NSQError, StorageError
 from nsqpy.logs import set_level
 from nsqpy.names import is_valid_name
 from nsqpy.net.http import (
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["HTTPApi"]
 
 log = logging.getLogger(__name__)
+
+_CHANNEL_CONFIG_MAX_BYTES = 4096
+_REDRIVE_MAX_MESSAGES = 100_000  # one call's; a whole turn waits for it
 
 
 class HTTPApi:
@@ -101,6 +108,11 @@ class HTTPApi:
             "/channel/pause": _post(_on_channel(broker.pause_channel)),
             "/channel/unpause": _post(_on_channel(broker.unpause_channel)),
             "/channel/empty": _post(_on_channel(broker.empty_channel)),
+            "/channel/config": {
+                "GET": Route(self._get_channel_config),
+                "POST": Route(self._set_channel_config),
+            },
+            "/channel/redrive": _post(self._redrive),
             **debug_routes(),
         }
 
@@ -170,6 +182,34 @@ class HTTPApi:
         # The level is text in the file but a number here, as in the original.
         is_text = isinstance(getattr(config, name, None), str) and name != "log_level"
         return text_reply(shown) if is_text else json_reply(shown.encode())
+
+    # -- dead letters -----------------------------------------------------------------------
+
+    async def _get_channel_config(self, request: Request) -> Reply:
+        topic, channel = _topic_and_channel(request.query)
+        with _refusals():
+            return json_reply(self._broker.channel_config(topic, channel).as_json())
+
+    async def _set_channel_config(self, request: Request) -> Reply:
+        topic, channel = _topic_and_channel(request.query)
+        body = await request.body(_CHANNEL_CONFIG_MAX_BYTES, "BODY_TOO_BIG")
+        try:
+            policy = DeadLetterPolicy.from_json(json.loads(body))
+            with _refusals():
+                self._broker.set_channel_config(topic, channel, policy)
+        except (ConfigError, ValueError, RecursionError) as error:
+            raise HTTPError(400, f"INVALID_CONFIG {error}") from None
+        return await self._get_channel_config(request)
+
+    async def _redrive(self, request: Request) -> Reply:
+        query = request.query
+        topic, channel = _topic_and_channel(query)
+        wanted = query.get("max", str(_REDRIVE_MAX_MESSAGES))
+        if not re.fullmatch("[1-9][0-9]{0,5}", wanted) or int(wanted) > _REDRIVE_MAX_MESSAGES:
+            raise HTTPError(400, "INVALID_ARG_MAX")
+        with _refusals():
+            count, left = self._broker.redrive(topic, channel, int(wanted), self._clock.now())
+        return json_reply({"count": count, "left": left})
 
     # -- publishing -------------------------------------------------------------------------
 
@@ -262,8 +302,7 @@ def _on_channel(act: Callable[[str, str], object]) -> Handler:
     """A handler that does ``act`` to the channel of a topic that exists."""
 
     async def handle(request: Request) -> Reply:
-        query = request.query
-        topic, channel = (_legal(query, name) for name in ("topic", "channel"))
+        topic, channel = _topic_and_channel(request.query)
         return _done(lambda: act(topic, channel))
 
     return handle
@@ -271,8 +310,16 @@ def _on_channel(act: Callable[[str, str], object]) -> Handler:
 
 def _done(act: Callable[[], object]) -> Reply:
     """Call; an empty 200, or the refusal."""
-    try:
+    with _refusals():
         act()
+    return EMPTY
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """The broker's errors as the API's."""
+    try:
+        yield
     except NotFoundError as error:
         raise HTTPError(404, f"{error.kind.upper()}_NOT_FOUND") from None
     except ExitingError:
@@ -280,7 +327,6 @@ def _done(act: Callable[[], object]) -> Reply:
     except StorageError as error:
         log.error("%s", error)
         raise HTTPError(500, "INTERNAL_ERROR") from error
-    return EMPTY
 
 
 def _given(query: Mapping[str, str], name: str) -> str:
@@ -295,6 +341,10 @@ def _valid_topic(query: Mapping[str, str]) -> str:
     if not is_valid_name(topic):
         raise HTTPError(400, "INVALID_TOPIC")
     return topic
+
+
+def _topic_and_channel(query: Mapping[str, str]) -> tuple[str, str]:
+    return _legal(query, "topic"), _legal(query, "channel")
 
 
 def _legal(query: Mapping[str, str], name: str) -> str:

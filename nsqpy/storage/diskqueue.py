@@ -21,7 +21,7 @@ from nsqpy.storage.files import File, Files
 from nsqpy.storage.journal import JOURNAL_SUFFIX
 from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, BadStretch, Segment
 
-__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "StoredRun"]
+__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "Moves", "StoredRun"]
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +50,22 @@ class LogListener(Protocol):
     def note_sync_overdue(self, queue_log: "DiskQueue") -> None:
         """``sync_every`` writes have been made since."""
 
+    def note_moved(self, queue_log: "DiskQueue") -> None:
+        """Records that now stand in another log wait for ``take_moves`` and ``end_moves``."""
+
+
+class Moves(NamedTuple):
+    """Records that stand in another log too; ``ranges`` are first number and count."""
+
+    generation: int
+    ranges: list[tuple[int, int]]
+
 
 class DiskQueue:
     """A log in ``directory``; ``name`` is how log lines call it.
 
     ``depth`` counts records not acknowledged, ``unread`` those of them that ``read`` has not
-    handed out yet.
+    handed out yet, ``moved_count`` those that stand in another log too.
     """
 
     def __init__(
@@ -84,6 +94,9 @@ class DiskQueue:
         self._unsynced: dict[File, None] = {}
         self._syncing: set[File] = set()
         self._retired: list[File] = []
+        self._generation = 0
+        self._moves: list[tuple[int, int]] = []
+        self.moved_count = 0
         self.depth = 0
         self.unread = 0
         self.bad_blocks = 0
@@ -316,29 +329,52 @@ class DiskQueue:
             number += part
             count -= part
 
+    def move(self, number: int, count: int) -> None:
+        """``count`` records from ``number`` on now stand in another log.
+
+        They are acknowledged here once the other log is as safe as it has to be: after a power
+        cut it is better to find them twice than nowhere.
+        """
+        if not self._moves:
+            self._listener.note_moved(self)
+        self._moves.append((number, count))
+        self.moved_count += count
+
+    def take_moves(self) -> Moves:
+        """What has been moved since the last call; ``end_moves`` must follow."""
+        moves, self._moves = self._moves, []
+        return Moves(self._generation, moves)
+
+    def end_moves(self, moves: Moves, *, safe: bool) -> None:
+        """Acknowledge what was moved, or keep it for the next call of ``take_moves``."""
+        if moves.generation != self._generation:
+            return  # the log has been emptied meanwhile
+        for number, count in moves.ranges:
+            self.moved_count -= count
+            if safe:
+                self.acknowledge(number, count)
+            else:
+                self.move(number, count)
+
     def flush(self) -> None:
         """Write what was acknowledged since the last flush, one write a segment.
 
         Raises:
             StorageError: what could not be written stays pending.
         """
-        acked, self._acked = self._acked, {}
-        finished = False
-        while acked:
-            segment = next(iter(acked))
-            if not segment.outstanding and segment is not self._segments[-1]:
-                finished = True
-            else:
-                try:
-                    file = segment.flush()
-                except OSError as error:
-                    self._acked = acked
-                    raise StorageError(self._directory, error.strerror or str(error)) from error
-                if file is not None:
-                    self._note_write(file)
-            del acked[segment]
-        if finished:
+        last = self._segments[-1] if self._segments else None
+        if any(not segment.outstanding and segment is not last for segment in self._acked):
             self._delete_finished()
+        # What could not be deleted needs its journal like the others.
+        while self._acked:
+            segment = next(iter(self._acked))
+            try:
+                file = segment.flush()
+            except OSError as error:
+                raise StorageError(self._directory, error.strerror or str(error)) from error
+            if file is not None:
+                self._note_write(file)
+            del self._acked[segment]
 
     def _delete_finished(self) -> None:
         """Delete segments without anything outstanding; never the one being written."""
@@ -444,6 +480,20 @@ class DiskQueue:
         self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
         self._cursor_number = self._next_number
         self.depth = self.unread = 0
+        self._generation += 1
+        self._moves, self.moved_count = [], 0
+
+    def sync(self) -> None:
+        """Return when everything written so far is on the device.
+
+        Raises:
+            StorageError: some of it may not be.
+        """
+        try:
+            for file in self._unsynced:
+                file.sync()
+        except OSError as error:
+            raise StorageError(self._directory, error.strerror or str(error)) from error
 
     def close(self) -> None:
         """Flush, sync and let go of the files.
@@ -454,10 +504,7 @@ class DiskQueue:
         elsewhere = set(self._syncing)  # a sync in another thread closes these when it is over
         try:
             self.flush()
-            for file in self._unsynced:
-                file.sync()
-        except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            self.sync()
         finally:
             for segment in self._segments:
                 for open_file in (segment.file, segment.journal.file):

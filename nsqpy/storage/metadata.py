@@ -4,7 +4,7 @@ The file is replaced whole. It lists durable topics and channels only. Source: r
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nsqpy.errors import StorageError
@@ -19,11 +19,16 @@ METADATA_FILE = "nsqd.dat"
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic's name, whether it is paused, and its channels with the same."""
+    """A topic's name, whether it is paused, and its channels with the same.
+
+    ``configs`` is what ``/channel/config`` set, by channel: a key more than the original has, which
+    ignores it.
+    """
 
     name: str
     paused: bool
     channels: dict[str, bool]
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def save_metadata(files: Files, directory: str, topics: list[TopicMetadata]) -> None:
@@ -38,7 +43,9 @@ def save_metadata(files: Files, directory: str, topics: list[TopicMetadata]) -> 
                 "name": topic.name,
                 "paused": topic.paused,
                 "channels": [
-                    {"name": name, "paused": paused} for name, paused in topic.channels.items()
+                    {"name": name, "paused": paused}
+                    | ({"config": topic.configs[name]} if name in topic.configs else {})
+                    for name, paused in topic.channels.items()
                 ],
             }
             for topic in topics
@@ -81,11 +88,13 @@ def _topics(document: dict[str, Any]) -> tuple[list[TopicMetadata], list[str]]:
         if not is_valid_name(name):
             warnings.append(f"skipping creation of invalid topic {name}")
             continue
-        channels = {}
+        channels, configs = {}, {}
         for channel in entry.get("channels") or []:
             if is_valid_name(channel["name"]):
                 channels[channel["name"]] = bool(channel.get("paused"))
+                if isinstance(channel.get("config"), dict):
+                    configs[channel["name"]] = channel["config"]
             else:
                 warnings.append(f"skipping creation of invalid channel {channel['name']}")
-        topics.append(TopicMetadata(name, bool(entry.get("paused")), channels))
+        topics.append(TopicMetadata(name, bool(entry.get("paused")), channels, configs))
     return topics, warnings

@@ -422,6 +422,107 @@ class TestConfig:
         assert refusal(await http.ask("PUT", f"/config/{name}", body)) == refused
 
 
+CHANNEL = "?topic=t&channel=c"
+POLICY = {
+    "max_attempts": 3,
+    "dead_letter_topic": "t.c.dead",
+    "retry_delay_ms": 100,
+    "retry_delay_factor": 1.5,
+    "retry_delay_max_ms": 3_600_000,
+}
+
+
+class TestDeadLetters:
+    @pytest.fixture(autouse=True)
+    async def channel(self, http: HTTPConnection) -> None:
+        await http.ask("POST", "/topic/create?topic=t")
+        await http.ask("POST", f"/channel/create{CHANNEL}")
+
+    async def test_what_is_set_is_shown(self, http: HTTPConnection) -> None:
+        before = await http.ask("GET", f"/channel/config{CHANNEL}")
+        assert json.loads(before.body)["max_attempts"] == 0
+        body = json.dumps({"max_attempts": 3, "retry_delay_ms": 100, "retry_delay_factor": 1.5})
+        answer = await http.ask("POST", f"/channel/config{CHANNEL}", body.encode())
+        assert (answer.status, json.loads(answer.body)) == (200, POLICY)
+        again = await http.ask("GET", f"/channel/config{CHANNEL}")
+        assert again.body == answer.body
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"", "Expecting value: line 1 column 1 (char 0)"),
+            (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+            (b"[1]", "must be a JSON object"),
+            (b'{"max_attempts":70000}', "max_attempts must be an integer from 0 to 65535"),
+            (b'{"retry_delay_factor":NaN}', "retry_delay_factor must be a number from 1 to 1000"),
+            (
+                b'{"dead_letter_topic":"t"}',
+                "dead_letter_topic must not be the channel's own topic",
+            ),
+        ],
+    )
+    async def test_a_wrong_one_is_refused_with_the_reason(
+        self, http: HTTPConnection, body: bytes, reason: str
+    ) -> None:
+        answer = await http.ask("POST", f"/channel/config{CHANNEL}", body)
+        assert refusal(answer) == (400, f"INVALID_CONFIG {reason}")
+
+    async def test_a_long_name_needs_a_dead_letter_topic(self, http: HTTPConnection) -> None:
+        query = f"?topic=t&channel={'c' * 60}"
+        await http.ask("POST", f"/channel/create{query}")
+        answer = await http.ask("POST", f"/channel/config{query}", b'{"max_attempts":1}')
+        status, reason = refusal(answer)
+        assert status == 400
+        assert reason.startswith("INVALID_CONFIG dead_letter_topic is needed: t.ccc")
+        body = b'{"max_attempts":1,"dead_letter_topic":"d"}'
+        assert (await http.ask("POST", f"/channel/config{query}", body)).status == 200
+
+    async def test_a_long_body_is_refused(self, http: HTTPConnection) -> None:
+        answer = await http.ask("POST", f"/channel/config{CHANNEL}", b" " * 4097)
+        assert refusal(answer) == (413, "BODY_TOO_BIG")
+
+    @pytest.mark.parametrize(
+        ("query", "refused"),
+        [
+            ("", (400, "MISSING_ARG_TOPIC")),
+            ("?topic=t", (400, "MISSING_ARG_CHANNEL")),
+            ("?topic=t&channel=$", (400, "INVALID_ARG_CHANNEL")),
+            ("?topic=no&channel=c", (404, "TOPIC_NOT_FOUND")),
+            ("?topic=t&channel=no", (404, "CHANNEL_NOT_FOUND")),
+        ],
+    )
+    async def test_the_channel_has_to_be_there(
+        self, http: HTTPConnection, query: str, refused: tuple[int, str]
+    ) -> None:
+        assert refusal(await http.ask("GET", f"/channel/config{query}")) == refused
+        assert refusal(await http.ask("POST", f"/channel/config{query}", b"{}")) == refused
+        assert refusal(await http.ask("POST", f"/channel/redrive{query}")) == refused
+
+    async def test_redrive_tells_how_many_went_and_how_many_are_left(
+        self, http: HTTPConnection
+    ) -> None:
+        await http.ask("POST", f"/channel/config{CHANNEL}", b'{"max_attempts":1}')
+        await http.ask("POST", "/topic/create?topic=t.c.dead")
+        await http.ask("POST", "/channel/create?topic=t.c.dead&channel=redrive")
+        await http.ask("POST", "/mpub?topic=t.c.dead", b"a\nb\nc")
+        answer = await http.ask("POST", f"/channel/redrive{CHANNEL}&max=2")
+        assert json.loads(answer.body) == {"count": 2, "left": 1}
+        answer = await http.ask("POST", f"/channel/redrive{CHANNEL}")
+        assert json.loads(answer.body) == {"count": 1, "left": 0}
+
+    @pytest.mark.parametrize("value", ["", "0", "-1", "x", "1e3", "100001", "9999999"])
+    async def test_max_is_a_number_in_its_range(self, http: HTTPConnection, value: str) -> None:
+        answer = await http.ask("POST", f"/channel/redrive{CHANNEL}&max={value}")
+        assert refusal(answer) == (400, "INVALID_ARG_MAX")
+
+    async def test_a_stopping_daemon_sends_nothing_back(
+        self, daemon: Daemon, http: HTTPConnection
+    ) -> None:
+        daemon.broker.exiting = True
+        answer = await http.ask("POST", f"/channel/redrive{CHANNEL}")
+        assert refusal(answer) == (503, "EXITING")
+
+
 class TestDebug:
     @pytest.mark.parametrize(
         ("name", "part"),

@@ -254,12 +254,16 @@ class FakeListener:
         self.acked = 0
         self.unsynced = 0
         self.overdue = 0
+        self.moved = 0
 
     def note_acked(self, queue_log: DiskQueue) -> None:
         self.acked += 1
 
     def note_unsynced(self, queue_log: DiskQueue) -> None:
         self.unsynced += 1
+
+    def note_moved(self, queue_log: DiskQueue) -> None:
+        self.moved += 1
 
     def note_sync_overdue(self, queue_log: DiskQueue) -> None:
         self.overdue += 1

@@ -525,16 +525,20 @@ class TestDeferred:
         )
         assert rig.counts() == (1, 0, 1, 0)
 
-    def test_what_was_taken_before_a_failure_has_its_deadline(self, disk: Rig) -> None:
+    @pytest.mark.parametrize("failing", ["queue", "deferred"])
+    def test_a_put_that_fails_takes_nothing(self, disk: Rig, failing: str) -> None:
         later_ns = disk.clock.now().wall_ns + SECOND
         batches = [batch_of(b"x", first_id=n, deliver_at_ns=later_ns) for n in (1, 2)]
-        disk.files.fail("write", skip=1, path="deferred")
+        batches.append(batch_of(b"now", first_id=3))
+        disk.files.fail("write", path=failing)
         with pytest.raises(StorageError):
-            disk.channel.put([*batches, batch_of(b"now", first_id=3)], disk.clock.now())
-        disk.published = 1
-        assert disk.counts() == (0, 0, 1, 0)
-        assert disk.channel in disk.agenda.channels
-        assert disk.advance(SECOND) == 1
+            disk.channel.put(batches, disk.clock.now())
+        assert disk.counts() == (0, 0, 0, 0)
+        assert disk.advance(SECOND) == 0
+        disk.channel.put(batches, disk.clock.now())
+        disk.published = 3
+        disk.advance(SECOND)
+        assert disk.counts() == (3, 0, 0, 0)
 
     def test_a_delay_that_cannot_be_stored_is_kept_in_memory(
         self, disk: Rig, caplog: pytest.LogCaptureFixture

@@ -157,6 +157,15 @@ class TestJSON:
         assert list(shown)[-2:] == ["e2e_processing_latency", "dropped_count"]
         assert shown["dropped_count"] == 9
 
+    def test_dead_letters_are_shown_only_if_there_are_any(self) -> None:
+        reasons = {"max_attempts exceeded by timeout": 2}
+        channel = replace(CHANNEL, dead_letter_count=2, dead_letter_reasons=reasons)
+        topic = replace(TOPIC, channels=(CHANNEL, channel))
+        document = json.loads(stats_json(replace(STATS, topics=(topic,))))
+        without, shown = document["topics"][0]["channels"]
+        assert shown.keys() - without.keys() == {"dead_letter_count", "dead_letter_reasons"}
+        assert (shown["dead_letter_count"], shown["dead_letter_reasons"]) == (2, reasons)
+
     def test_auth_is_shown_only_if_there_was_any(self) -> None:
         client = replace(PRODUCER, authed=True, auth_identity="ann", auth_identity_url="http://a")
         text = stats_json(replace(STATS, topics=(), producers=(client,)))

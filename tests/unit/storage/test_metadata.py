@@ -35,6 +35,20 @@ def test_what_was_saved_is_loaded(files: FakeFiles) -> None:
     assert load_metadata(files, "data") == (topics, [])
 
 
+def test_a_configuration_is_a_key_more_that_the_original_ignores(files: FakeFiles) -> None:
+    topics = [TopicMetadata("t", False, {"c": False, "d": True}, {"d": {"max_attempts": 3}})]
+    save_metadata(files, "data", topics)
+    assert (
+        b'[{"name":"c","paused":false},{"name":"d","paused":true,"config":{"max_attempts":3}}]'
+    ) in files.content(PATH)
+    assert load_metadata(files, "data") == (topics, [])
+
+
+def test_a_configuration_that_is_no_object_is_none(files: FakeFiles) -> None:
+    content = b'{"topics":[{"name":"t","channels":[{"name":"c","config":[1]}]}]}'
+    assert load(files, content) == ([TopicMetadata("t", False, {"c": False})], [])
+
+
 def test_no_file_is_a_fresh_start(files: FakeFiles) -> None:
     assert load_metadata(files, "data") == ([], [])
 
