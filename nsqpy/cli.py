@@ -39,6 +39,13 @@ PROGRAMS = (
     Program("nsqd", "nsqd", "nsqpy.daemon.app", "the queue daemon: TCP 4150, HTTP 4151"),
     Program("pub", "", "nsqpy.tools.pub", "publish messages from the command line or stdin"),
     Program("tail", "nsq_tail", "nsqpy.tools.tail", "print the messages of topics as they come"),
+    Program("salvage", "", "nsqpy.tools.salvage", "print or republish what a damaged file holds"),
+    Program(
+        "export-original",
+        "",
+        "nsqpy.tools.export_original",
+        "write a data directory for the original to take back",
+    ),
 )
 
 _VERSION = f"nsqpy {RELEASE} (behaves as NSQ {NSQ_VERSION})"
@@ -89,7 +96,7 @@ def _unknown(name: str) -> str:
 
 
 def _overview() -> str:
-    rows = "".join(f"  {program.name:<8} {program.summary}\n" for program in PROGRAMS)
+    rows = "".join(f"  {program.name:<16} {program.summary}\n" for program in PROGRAMS)
     return f"""\
 nsqpy: a persistent message queue that speaks the NSQ protocol
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,16 +24,18 @@ from nsqpy.core.dead_letters import (
     dead_letter_topic,
 )
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.group_commit import GroupCommit, SyncWork
 from nsqpy.core.guid import GUIDFactory
 from nsqpy.core.layout import Layout
-from nsqpy.core.stats import BrokerStats, ChannelStats, TopicStats, select
+from nsqpy.core.snapshot import topics_snapshot
+from nsqpy.core.stats import BrokerStats, select
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.topic import ExitingError, Ticket, Topic
 from nsqpy.errors import ConfigError, NSQError, ProtocolError, StorageError
 from nsqpy.names import is_ephemeral
 from nsqpy.protocol.identify import Limits
-from nsqpy.storage.diskqueue import DiskQueue, Moves
-from nsqpy.storage.files import File, Files
+from nsqpy.storage.diskqueue import DiskQueue
+from nsqpy.storage.files import Files
 from nsqpy.storage.metadata import TopicMetadata, load_metadata, save_metadata
 from nsqpy.version import NSQ_VERSION
 
@@ -85,25 +86,6 @@ class TopologyEvent:
     exists: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SyncWork:
-    """Files to sync, and who waits for it. ``run`` may be called in another thread."""
-
-    files: dict[DiskQueue, list[File]]
-    moves: dict[DiskQueue, Moves]
-    tickets: list[Ticket]
-
-    def run(self) -> None:
-        """Return when everything written before this work was taken is on the device.
-
-        Raises:
-            OSError: the device refused; nothing can be said about the files' content.
-        """
-        for files in self.files.values():
-            for file in files:
-                file.sync()
-
-
 class TopologyListener(Protocol):
     def __call__(self, event: TopologyEvent) -> None: ...
 
@@ -136,13 +118,7 @@ class Broker:
         self._log_all = config.durability != "memory"
         self._drop_oldest = config.ephemeral_overflow == "drop-oldest"
         self._fsync = config.durability == "fsync"
-        self._sync_timeout_ns = config.sync_timeout_ns
-        self._awaiting_sync: list[Ticket] = []
-        self._unsynced: dict[DiskQueue, None] = {}
-        self._moved: dict[DiskQueue, None] = {}
-        self._unsynced_since_ns = NEVER
-        self._sync_overdue = False
-        self._sync_retry_ns = 0
+        self._commits = GroupCommit(every_write=self._fsync, timeout_ns=config.sync_timeout_ns)
         self._retry: list[Topic | Channel | DiskQueue] = []
         self._retry_ns = NEVER
         self._fault = ""
@@ -605,8 +581,7 @@ class Broker:
                 self._retry_later(channel, error, now)
             if channel.deadlines_changed:
                 self._schedule(channel)
-        if self._moved and not self._fsync:
-            self._end_moves()  # written is safe enough: the order of writes outlives a kill
+        self._commits.end_moves()
         logs, agenda.logs = agenda.logs, {}
         for queue_log in logs:
             try:
@@ -624,14 +599,15 @@ class Broker:
     def next_deadline_ns(self) -> int:
         """When the next turn is due even if nothing arrives, or NEVER."""
         self.deadlines_changed = False
-        soonest_ns = self._deadlines.soonest_ns()
-        if self._retry_ns != NEVER:
-            soonest_ns = _sooner(soonest_ns, self._retry_ns)
-        if self._metadata_due_ns != NEVER:
-            soonest_ns = _sooner(soonest_ns, self._metadata_due_ns)
-        if self._unsynced:
-            due_ns = self._unsynced_since_ns + (0 if self._fsync else self._sync_timeout_ns)
-            soonest_ns = _sooner(soonest_ns, max(due_ns, self._sync_retry_ns))
+        soonest_ns = NEVER
+        for due_ns in (
+            self._deadlines.soonest_ns(),
+            self._retry_ns,
+            self._metadata_due_ns,
+            self._commits.soonest_ns(),
+        ):
+            if due_ns != NEVER and (soonest_ns == NEVER or due_ns < soonest_ns):
+                soonest_ns = due_ns
         return soonest_ns
 
     def _expire(self, now: Instant) -> None:
@@ -681,7 +657,7 @@ class Broker:
 
     def _stored(self, tickets: list[Ticket]) -> None:
         if self._fsync:
-            self._awaiting_sync += tickets
+            self._commits.wait(tickets)
             return
         if self._log_all:
             self._fault = ""
@@ -692,62 +668,32 @@ class Broker:
         self._agenda.note_log(queue_log)
 
     def note_unsynced(self, queue_log: DiskQueue) -> None:
-        if not self._unsynced:
-            self._unsynced_since_ns = self._now.monotonic_ns
+        if self._commits.note_unsynced(queue_log, self._now.monotonic_ns):
             self.deadlines_changed = True
-        self._unsynced[queue_log] = None
 
     def note_moved(self, queue_log: DiskQueue) -> None:
-        self._moved[queue_log] = None
+        self._commits.note_moved(queue_log)
         self._agenda.rouse()
 
     def note_sync_overdue(self, queue_log: DiskQueue) -> None:
-        self._sync_overdue = True
+        self._commits.note_overdue()
 
     def sync_due(self, now: Instant) -> bool:
         """Whether ``--durability``, ``--sync-every`` or ``--sync-timeout`` ask for a sync now."""
-        if now.monotonic_ns < self._sync_retry_ns:
-            return False
-        if self._fsync:
-            return bool(self._awaiting_sync or self._unsynced)
-        if not self._unsynced:
-            return False
-        age_ns = now.monotonic_ns - self._unsynced_since_ns
-        return self._sync_overdue or age_ns >= self._sync_timeout_ns
+        return self._commits.due(now.monotonic_ns)
 
     def begin_sync(self) -> SyncWork:
         """Take everything that waits for a sync; ``end_sync`` must follow."""
-        unsynced, self._unsynced = self._unsynced, {}
-        tickets, self._awaiting_sync = self._awaiting_sync, []
-        moved, self._moved = self._moved, {}
-        self._sync_overdue = False
-        return SyncWork(
-            files={queue_log: queue_log.take_unsynced() for queue_log in unsynced},
-            moves={queue_log: queue_log.take_moves() for queue_log in moved},
-            tickets=tickets,
-        )
+        return self._commits.begin()
 
     def end_sync(self, work: SyncWork, error: StorageError | None) -> None:
         """The work ran, or failed: whoever waits for it is told."""
-        for queue_log, files in work.files.items():
-            queue_log.synced(files)
-        if error is None:
-            if work.files:
-                self._fault = ""
-        else:
+        if error is not None:
             self.note_fault(error)
-            self._sync_retry_ns = self._now.monotonic_ns + _RETRY_NS
-            for queue_log, files in work.files.items():
-                queue_log.sync_again(files)
-        for queue_log, moves in work.moves.items():
-            queue_log.end_moves(moves, safe=error is None)
-        for ticket in work.tickets:
-            ticket.complete(error)
-
-    def _end_moves(self) -> None:
-        moved, self._moved = self._moved, {}
-        for queue_log in moved:
-            queue_log.end_moves(queue_log.take_moves(), safe=True)
+            self.deadlines_changed = True
+        elif work.files:
+            self._fault = ""
+        self._commits.end(work, error, self._now.monotonic_ns)
 
     @property
     def retrying(self) -> bool:
@@ -764,10 +710,7 @@ class Broker:
         snapshot = BrokerStats(
             health=self.health,
             start_time=self.start_time_s,
-            topics=tuple(
-                _topic_stats(entry, include_clients)
-                for entry in sorted(found, key=attrgetter("name"))
-            ),
+            topics=topics_snapshot(found, include_clients),
             producers=tuple(session.stats() for session in self.sessions if session.pub_counts)
             if include_clients
             else (),
@@ -790,46 +733,4 @@ def _metadata(topic: Topic) -> TopicMetadata:
             for channel in kept
             if channel.dead_letters is not None
         },
-    )
-
-
-def _sooner(one_ns: int, other_ns: int) -> int:
-    return other_ns if one_ns == NEVER or other_ns < one_ns else one_ns
-
-
-def _topic_stats(topic: Topic, include_clients: bool) -> TopicStats:
-    return TopicStats(
-        topic_name=topic.name,
-        channels=tuple(
-            _channel_stats(channel, include_clients)
-            for _, channel in sorted(topic.channels.items())
-        ),
-        depth=topic.depth,
-        backend_depth=topic.backend_depth,
-        message_count=topic.message_count,
-        message_bytes=topic.message_bytes,
-        paused=topic.paused,
-    )
-
-
-def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
-    letters = channel.dead_letters
-    return ChannelStats(
-        channel_name=channel.name,
-        depth=channel.depth,
-        backend_depth=channel.backend_depth,
-        in_flight_count=channel.in_flight_count,
-        deferred_count=channel.deferred_count + (letters.pending_count if letters else 0),
-        message_count=channel.message_count,
-        global_msg_count=channel.delivered_count,
-        requeue_count=channel.requeue_count,
-        timeout_count=channel.timeout_count,
-        client_count=len(channel.subscriptions),
-        clients=tuple(entry.consumer.stats() for entry in channel.subscriptions)
-        if include_clients
-        else None,
-        paused=channel.paused,
-        dropped_count=channel.dropped_count,
-        dead_letter_count=letters.count if letters else 0,
-        dead_letter_reasons=dict(letters.reasons) if letters else {},
     )

@@ -20,6 +20,7 @@ from nsqpy.config import NsqdConfig, split_address
 from nsqpy.core.broker import Broker
 from nsqpy.daemon.heartbeats import Heartbeats
 from nsqpy.daemon.http_api import HTTPApi
+from nsqpy.daemon.offline import take_over
 from nsqpy.daemon.tasks import Turn
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import ConfigError, NSQError
@@ -131,6 +132,12 @@ class Nsqd:
             start=now,
         )
         self._connections = Connections(self._broker, self._clock, self._heartbeats)
+        take_over(
+            config.data_path or ".",
+            body_max_bytes=config.max_msg_size,
+            segment_max_bytes=config.max_bytes_per_file,
+            wall_ns=now.wall_ns,
+        )
         self._broker.load(now)
         self._turn.start(self._broker, self._connections, self._heartbeats)
         listener = await self._listen_tcp()

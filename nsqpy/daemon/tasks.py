@@ -12,8 +12,9 @@ import asyncio
 import logging
 
 from nsqpy.clock import Clock
-from nsqpy.core.broker import Broker, SyncWork
+from nsqpy.core.broker import Broker
 from nsqpy.core.deadlines import NEVER
+from nsqpy.core.group_commit import SyncWork
 from nsqpy.daemon.heartbeats import Heartbeats
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import StorageError

@@ -1,0 +1,54 @@
+"""What ``/stats`` shows, taken from the live objects at one moment."""
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+from nsqpy.core.channel import Channel
+from nsqpy.core.stats import ChannelStats, TopicStats
+from nsqpy.core.topic import Topic
+
+__all__ = ["topics_snapshot"]
+
+
+def topics_snapshot(topics: Iterable[Topic], include_clients: bool) -> tuple[TopicStats, ...]:
+    """Topics and their channels by name; without clients, ``clients`` is None."""
+    by_name = sorted(topics, key=attrgetter("name"))
+    return tuple(_topic_stats(topic, include_clients) for topic in by_name)
+
+
+def _topic_stats(topic: Topic, include_clients: bool) -> TopicStats:
+    return TopicStats(
+        topic_name=topic.name,
+        channels=tuple(
+            _channel_stats(channel, include_clients)
+            for _, channel in sorted(topic.channels.items())
+        ),
+        depth=topic.depth,
+        backend_depth=topic.backend_depth,
+        message_count=topic.message_count,
+        message_bytes=topic.message_bytes,
+        paused=topic.paused,
+    )
+
+
+def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
+    letters = channel.dead_letters
+    return ChannelStats(
+        channel_name=channel.name,
+        depth=channel.depth,
+        backend_depth=channel.backend_depth,
+        in_flight_count=channel.in_flight_count,
+        deferred_count=channel.deferred_count + (letters.pending_count if letters else 0),
+        message_count=channel.message_count,
+        global_msg_count=channel.delivered_count,
+        requeue_count=channel.requeue_count,
+        timeout_count=channel.timeout_count,
+        client_count=len(channel.subscriptions),
+        clients=tuple(entry.consumer.stats() for entry in channel.subscriptions)
+        if include_clients
+        else None,
+        paused=channel.paused,
+        dropped_count=channel.dropped_count,
+        dead_letter_count=letters.count if letters else 0,
+        dead_letter_reasons=dict(letters.reasons) if letters else {},
+    )
