@@ -118,6 +118,12 @@ class Channel:
         return len(self._in_flight)
 
     @property
+    def bad_block_count(self) -> int:
+        """Damaged stretches of its logs that were set aside since the start."""
+        logs = (self._log, self._deferred_log)
+        return sum(queue_log.bad_blocks for queue_log in logs if queue_log is not None)
+
+    @property
     def dropped_count(self) -> int:
         return self._window.dropped_count
 

@@ -28,6 +28,7 @@ def _topic_stats(topic: Topic, include_clients: bool) -> TopicStats:
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
+        bad_block_count=topic.bad_block_count,
     )
 
 
@@ -51,4 +52,5 @@ def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
         dropped_count=channel.dropped_count,
         dead_letter_count=letters.count if letters else 0,
         dead_letter_reasons=dict(letters.reasons) if letters else {},
+        bad_block_count=channel.bad_block_count,
     )

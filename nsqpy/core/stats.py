@@ -98,7 +98,8 @@ class ChannelStats:
     too. ``depth`` is memory and disk together, without what is in flight or deferred.
 
     Ours: ``dropped_count``, what a full ``#ephemeral`` channel threw away; ``dead_letter_count``,
-    since the start, and how many of them for which reason.
+    since the start, and how many of them for which reason; ``bad_block_count``, the damaged
+    stretches of its logs that were set aside in ``.bad`` files since the start.
     """
 
     channel_name: str
@@ -119,11 +120,15 @@ class ChannelStats:
     dropped_count: int = 0
     dead_letter_count: int = 0
     dead_letter_reasons: Mapping[str, int] = field(default_factory=dict)
+    bad_block_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStats:
-    """One topic. ``depth`` is what no channel has taken yet; ``message_bytes`` counts bodies."""
+    """One topic. ``depth`` is what no channel has taken yet; ``message_bytes`` counts bodies.
+
+    ``bad_block_count`` is ours, as for channels.
+    """
 
     topic_name: str
     channels: tuple[ChannelStats, ...] = ()
@@ -133,6 +138,7 @@ class TopicStats:
     message_bytes: int = 0
     paused: bool = False
     e2e_processing_latency: LatencyStats = LatencyStats()
+    bad_block_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +206,7 @@ def select(stats: BrokerStats, topic: str = "", channel: str = "") -> BrokerStat
 
 _OMITTED_WHEN_EMPTY = {
     *("zone_local_msg_count", "region_local_msg_count", "global_msg_count", "dropped_count"),
-    *("dead_letter_count", "dead_letter_reasons"),
+    *("dead_letter_count", "dead_letter_reasons", "bad_block_count"),
     *("authed", "auth_identity", "auth_identity_url", "pub_counts"),
 }
 _NESTED = {

@@ -116,6 +116,11 @@ class Topic:
         """Messages that wait for a channel, or for the pause to end."""
         return self._window.depth + (len(self._stretch) if self._stretch else 0)
 
+    @property
+    def bad_block_count(self) -> int:
+        """Damaged stretches of its log that were set aside since the start."""
+        return self._log.bad_blocks if self._log is not None else 0
+
     def is_empty(self) -> bool:
         return self._stretch is None and self._window.is_empty()
 

@@ -311,13 +311,10 @@ class CommandParser:
     def _subscribe(self, words: list[bytes], data: bytes, at: int, commands: list[Command]) -> int:
         if self._wrong_state("SUB", commands):
             return _INCOMPLETE
-        if len(words) < 3:
-            reason = "SUB insufficient number of parameters"
-            return self._fault(commands, ErrorCode.INVALID, reason)
-        topic, channel = decode_name(words[1]), decode_name(words[2])
+        topic = self._topic("SUB", words, 3, commands)
         if topic is None:
-            reason = f"SUB topic name {go_quote(words[1])} is not valid"
-            return self._fault(commands, ErrorCode.BAD_TOPIC, reason)
+            return _INCOMPLETE
+        channel = decode_name(words[2])
         if channel is None:
             reason = f"SUB channel name {go_quote(words[2])} is not valid"
             return self._fault(commands, ErrorCode.BAD_CHANNEL, reason)
@@ -327,13 +324,9 @@ class CommandParser:
         return at
 
     def _publish(self, words: list[bytes], data: bytes, at: int, commands: list[Command]) -> int:
-        if len(words) < 2:
-            reason = "PUB insufficient number of parameters"
-            return self._fault(commands, ErrorCode.INVALID, reason)
-        topic = decode_name(words[1])
+        topic = self._topic("PUB", words, 2, commands)
         if topic is None:
-            reason = f"PUB topic name {go_quote(words[1])} is not valid"
-            return self._fault(commands, ErrorCode.BAD_TOPIC, reason)
+            return _INCOMPLETE
         size = int.from_bytes(data[at : at + 4])  # a negative one looks far too large
         stop = at + 4 + size
         if not 0 < size <= self._max_msg_size or stop > len(data):
@@ -351,13 +344,9 @@ class CommandParser:
     def _deferred_publish(
         self, words: list[bytes], data: bytes, at: int, commands: list[Command]
     ) -> int:
-        if len(words) < 3:
-            reason = "DPUB insufficient number of parameters"
-            return self._fault(commands, ErrorCode.INVALID, reason)
-        topic = decode_name(words[1])
+        topic = self._topic("DPUB", words, 3, commands)
         if topic is None:
-            reason = f"DPUB topic name {go_quote(words[1])} is not valid"
-            return self._fault(commands, ErrorCode.BAD_TOPIC, reason)
+            return _INCOMPLETE
         delay_ms = _number(words[2])
         if delay_ms is None:
             reason = f"DPUB could not parse timeout {text(words[2])}"
@@ -369,6 +358,22 @@ class CommandParser:
         if stop != _INCOMPLETE:
             commands.append(Publish("DPUB", topic, [data[at + 4 : stop]], 1, delay_ms))
         return stop
+
+    def _topic(
+        self, verb: str, words: list[bytes], fields: int, commands: list[Command]
+    ) -> str | None:
+        """The topic in a line of at least ``fields`` words; None if it was refused."""
+        if len(words) < fields:
+            reason = f"{verb} insufficient number of parameters"
+            self._refuse(commands, ErrorCode.INVALID, reason)
+            return None
+        topic = decode_name(words[1])
+        if topic is None:
+            reason = f"{verb} topic name {go_quote(words[1])} is not valid"
+            if verb == "MPUB":  # the original doubles the code here, and clients match on it
+                reason = f"{ErrorCode.BAD_TOPIC} {reason}"
+            self._refuse(commands, ErrorCode.BAD_TOPIC, reason)
+        return topic
 
     def _message_body(self, verb: str, data: bytes, at: int, commands: list[Command]) -> int:
         have = len(data) - at
@@ -390,14 +395,9 @@ class CommandParser:
     def _multi_publish(
         self, words: list[bytes], data: bytes, at: int, commands: list[Command]
     ) -> int:
-        if len(words) < 2:
-            reason = "MPUB insufficient number of parameters"
-            return self._fault(commands, ErrorCode.INVALID, reason)
-        topic = decode_name(words[1])
+        topic = self._topic("MPUB", words, 2, commands)
         if topic is None:
-            # The original doubles the code here, and clients match on the text.
-            reason = f"E_BAD_TOPIC MPUB topic name {go_quote(words[1])} is not valid"
-            return self._fault(commands, ErrorCode.BAD_TOPIC, reason)
+            return _INCOMPLETE
         have = len(data) - at
         if have < 4:
             return self._await(have, 4, "E_BAD_BODY MPUB failed to read body size")
