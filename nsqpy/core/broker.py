@@ -188,7 +188,12 @@ class Broker:
                     channel.paused = channel_paused
                     if channel_name in entry.configs:
                         self._load_config(channel, entry.configs[channel_name])
-        self._save_metadata()
+        try:
+            self._save_metadata()
+        except StorageError as error:
+            # On a full disk we start all the same: it is by consuming that space comes back.
+            log.error("%s", error)
+            self.note_fault(error)
 
     def _load_config(self, channel: Channel, document: dict[str, Any]) -> None:
         try:
@@ -592,6 +597,7 @@ class Broker:
         if self._metadata_due_ns != NEVER and self._metadata_due_ns <= now.monotonic_ns:
             try:
                 self._save_metadata()
+                self._fault = ""
             except StorageError as error:
                 self.note_fault(error)
         agenda.end()

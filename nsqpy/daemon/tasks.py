@@ -37,13 +37,14 @@ class Turn:
         self._timer_ns = NEVER
         self._sync: asyncio.Task[None] | None = None
         self._scheduled = False
-        self._stopped = False
+        self._stopped = True  # until the start: queues that are being loaded want a turn too
         self.failure: asyncio.Future[None] = loop.create_future()
 
     def start(self, broker: Broker, connections: Connections, heartbeats: Heartbeats) -> None:
         self._broker = broker
         self._connections = connections
         self._heartbeats = heartbeats
+        self._stopped = False
         self.wake()
 
     def wake(self) -> None:

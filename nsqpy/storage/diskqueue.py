@@ -446,10 +446,9 @@ class DiskQueue:
     def synced(self, files: Sequence[File]) -> None:
         """``files`` need no sync any more; those no longer in use are closed now."""
         self._syncing.difference_update(files)
-        retired = [file for file in self._retired if file not in self._syncing]
-        self._retired = [file for file in self._retired if file in self._syncing]
+        retired, self._retired = self._retired, []
         for file in retired:
-            file.close()
+            self._retire(file)  # kept on if it was written while the others were synced
 
     def sync_again(self, files: Sequence[File]) -> None:
         """The sync of ``files`` failed: those still in use are handed out once more."""

@@ -576,6 +576,21 @@ class TestSync:
         log.queue.synced(syncing)
         assert len(log.files.open_files) == 1
 
+    def test_a_file_let_go_during_a_sync_stays_open_for_the_next(self, log: Log) -> None:
+        """The log rolls on while it is synced; a descriptor closed here may be another file's."""
+        log.append(b"x" * 40)
+        syncing = log.queue.take_unsynced()
+        for _ in range(6):
+            log.append(b"x" * 40)
+        assert log.segments() == names(1, 4, 7)
+        log.queue.synced(syncing)
+        unsynced = log.queue.take_unsynced()
+        assert len(unsynced) == 3
+        for file in unsynced:
+            file.sync()  # would fail on a closed file
+        log.queue.synced(unsynced)
+        assert bodies(reopened_after_power_loss(log)) == [b"x" * 40] * 7
+
     def test_what_is_deleted_need_not_be_synced(self, log: Log) -> None:
         for _ in range(4):
             log.append(b"x" * 40, held=True)
