@@ -258,9 +258,6 @@ class Broker:
             self._announce(name, None, True)
         return topic
 
-    def find_topic(self, name: str) -> Topic | None:
-        return self.topics.get(name)
-
     def create_channel(self, topic_name: str, name: str) -> Channel:
         """The channel of an existing topic, created if it is new.
 

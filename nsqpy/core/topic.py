@@ -8,6 +8,8 @@ goes straight into the channels' logs; the topic's own queue is for what no chan
 
 import logging
 from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
 
 from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
@@ -22,6 +24,7 @@ __all__ = ["ExitingError", "Ticket", "Topic"]
 
 log = logging.getLogger(__name__)
 
+_DELIVER_AT_NS = attrgetter("deliver_at_ns")
 PUMP_MAX_MESSAGES = 16 * 1024
 PUMP_MAX_BYTES = 4 * 1024 * 1024
 
@@ -169,35 +172,18 @@ class Topic:
     def _encode(self, inbox: list[Ticket], now: Instant) -> list[Batch]:
         """The fewest batches that keep the order, the bounds and the times of delivery."""
         batches: list[Batch] = []
-        if len(inbox) == 1:
-            (ticket,) = inbox
-            due_ns = ticket.deliver_at_ns
-            self._encode_bodies(ticket.bodies, ticket.size, due_ns, now.wall_ns, batches)
-            return batches
-        bodies: list[bytes] = []
-        deliver_at_ns = size = 0
-        for ticket in inbox:
-            if bodies and ticket.deliver_at_ns != deliver_at_ns:
-                self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns, batches)
-                bodies, size = [], 0
-            deliver_at_ns = ticket.deliver_at_ns
-            bodies = bodies + ticket.bodies if bodies else ticket.bodies
-            size += ticket.size
-        self._encode_bodies(bodies, size, deliver_at_ns, now.wall_ns, batches)
+        for due_ns, together in groupby(inbox, _DELIVER_AT_NS):
+            tickets = list(together)
+            if len(tickets) == 1:
+                bodies, size = tickets[0].bodies, tickets[0].size
+            else:
+                bodies = [body for ticket in tickets for body in ticket.bodies]
+                size = sum(ticket.size for ticket in tickets)
+            fits = len(bodies) <= BATCH_MAX_MESSAGES and size <= BATCH_MAX_BYTES
+            for part in [bodies] if fits else _parts(bodies):
+                ids = self._guids.draw(len(part), now.wall_ns)
+                batches.append(encode_batch(part, ids, now.wall_ns, due_ns))
         return batches
-
-    def _encode_bodies(
-        self,
-        bodies: list[bytes],
-        size: int,
-        deliver_at_ns: int,
-        wall_ns: int,
-        batches: list[Batch],
-    ) -> None:
-        fits = len(bodies) <= BATCH_MAX_MESSAGES and size <= BATCH_MAX_BYTES
-        for part in [bodies] if fits else _parts(bodies):
-            ids = self._guids.draw(len(part), wall_ns)
-            batches.append(encode_batch(part, ids, wall_ns, deliver_at_ns))
 
     def pump(self, now: Instant) -> bool:
         """Copy what is queued in the topic to every channel, a bounded amount a turn.
