@@ -229,8 +229,8 @@ class Broker:
         fault: StorageError | None = None
         try:
             work.run()
-        except OSError as error:
-            fault = StorageError(self._layout.root, error.strerror or str(error))
+        except StorageError as error:
+            fault = error
         self.end_sync(work, fault)
         if fault is not None:
             raise fault

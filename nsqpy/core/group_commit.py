@@ -30,11 +30,14 @@ class SyncWork:
         """Return when everything written before this work was taken is on the device.
 
         Raises:
-            OSError: the device refused; nothing can be said about the files' content.
+            StorageError: the device refused; nothing can be said about the files' content.
         """
-        for files in self.files.values():
-            for file in files:
-                file.sync()
+        try:
+            for files in self.files.values():
+                for file in files:
+                    file.sync()
+        except OSError as error:
+            raise StorageError("sync", error.strerror or str(error)) from error
 
 
 class GroupCommit:

@@ -110,9 +110,9 @@ class Turn:
         error: StorageError | None = None
         try:
             await self._loop.run_in_executor(None, work.run)
-        except OSError as cause:
-            log.error("sync failed - %s", cause)
-            error = StorageError("sync", cause.strerror or str(cause))
+        except StorageError as failure:
+            log.error("sync failed - %s", failure.reason)
+            error = failure
         self._sync = None
         self._broker.end_sync(work, error)
         self.wake()

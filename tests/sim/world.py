@@ -325,8 +325,8 @@ class World:
         error = None
         try:
             work.run()
-        except OSError as cause:
-            error = StorageError("sync", str(cause))
+        except StorageError as failure:
+            error = failure
         self.broker.end_sync(work, error)
         if error is None:
             self.model.settle()
