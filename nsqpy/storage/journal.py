@@ -42,11 +42,23 @@ class Journal:
             OSError: nothing of the group counts.
         """
         if self.file is None:
-            self.file = self._files.open(self.path, create=True)
+            self.file = self._open()
         group = _encode_group(ranges)
         self.file.write_at([group], self._size)
         self._size += len(group)
         return self.file
+
+    def _open(self) -> File:
+        file = self._files.open(self.path, create=True)
+        try:
+            if file.size() > self._size:
+                # Groups behind a damaged one would count again as soon as what is written over
+                # it ends where they begin; their numbers may be those of other records by then.
+                file.truncate(self._size)
+        except OSError:
+            file.close()
+            raise
+        return file
 
     def replay(self) -> list[tuple[int, int]]:
         """All ranges ever acknowledged, from the file; what follows is appended after them."""

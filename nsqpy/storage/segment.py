@@ -174,7 +174,7 @@ class Segment:
                 self.records = min(self.records, offset)
         records = self.records
         valid = [
-            (offset, min(count, records - offset))
+            (offset, min(count, records - offset) if count else 0)
             for offset, count in ranges
             if offset < records or not count
         ]

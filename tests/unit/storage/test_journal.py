@@ -56,14 +56,14 @@ def test_a_cut_at_any_byte_leaves_the_whole_groups(files: FakeFiles) -> None:
         assert Journal(files, PATH).replay() == expected
 
 
-def test_a_damaged_group_ends_the_journal_and_is_overwritten(files: FakeFiles) -> None:
+def test_a_damaged_group_ends_the_journal_for_good(files: FakeFiles) -> None:
     damaged = bytearray(group(0, 1) + group(1, 1) + group(2, 1))
     damaged[len(group(0, 1)) + 11] ^= 1
     files.put(PATH, bytes(damaged))
     journal = Journal(files, PATH)
     assert journal.replay() == [(0, 1)]
     journal.append([9, 1])
-    assert Journal(files, PATH).replay()[:2] == [(0, 1), (9, 1)]
+    assert Journal(files, PATH).replay() == [(0, 1), (9, 1)]
 
 
 def test_a_count_beyond_the_file_is_not_believed(files: FakeFiles) -> None:

@@ -288,3 +288,14 @@ class TestAcknowledge:
         again.records = 1000  # as it looks when the next segment begins at 1005
         again.replay_journal()
         assert (again.records, again.outstanding, again.sealed) == (2, 1, True)
+
+    def test_a_seal_of_more_records_than_are_left(self, files: FakeFiles, segment: Segment) -> None:
+        """The file may have lost its end, or have vanished and been made anew."""
+        append(segment, batch_of(b"a"))
+        kept = bytes(files.content(PATH))
+        append(segment, batch_of(b"b", b"c"))
+        assert segment.seal() is not None
+        files.put(PATH, kept)
+        again, _ = reopened(files)
+        again.replay_journal()
+        assert (again.records, again.outstanding, again.sealed) == (1, 1, True)
