@@ -54,3 +54,7 @@ class ManualClock:
         assert duration_ns >= 0
         self._now = Instant(self._now.monotonic_ns + duration_ns, self._now.wall_ns + duration_ns)
         return self._now.monotonic_ns
+
+    def step_wall(self, step_ns: int) -> None:
+        """Set the wall clock, as an operator or a time server does."""
+        self._now = Instant(self._now.monotonic_ns, self._now.wall_ns + step_ns)

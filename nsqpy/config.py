@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, StrEnum
 from hashlib import md5
 
+from nsqpy.clock import SECOND
 from nsqpy.logs import level_number, parse_level
 from nsqpy.options import boolean, duration_ns, number, one_of, option, options_of
 
@@ -26,6 +27,7 @@ __all__ = [
     "split_address",
 ]
 
+_DELAY_MAX_NS = 100 * 365 * 24 * 3600 * SECOND  # times due are stored as 64-bit nanoseconds
 _INT32_MAX = 2**31 - 1
 _PORT_MAX = 65535
 
@@ -224,7 +226,15 @@ class NsqdConfig:
         parse=duration_ns,
         group=_MESSAGES,
         minimum=0,
-        help="longest delay of a requeued or deferred message",
+        help="longest delay of a requeued message",
+    )
+    max_defer_timeout_ns: int = option(
+        "8760h",
+        parse=duration_ns,
+        group=_MESSAGES,
+        minimum=0,
+        maximum=_DELAY_MAX_NS,
+        help="longest delay of a deferred publish (DPUB, /pub?defer=)",
     )
 
     max_rdy_count: int = option(

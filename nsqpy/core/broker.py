@@ -24,6 +24,7 @@ from nsqpy.core.dead_letters import (
     dead_letter_topic,
 )
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.group_commit import GroupCommit, SyncWork
 from nsqpy.core.guid import GUIDFactory
 from nsqpy.core.layout import Layout
@@ -37,6 +38,7 @@ from nsqpy.protocol.identify import Limits
 from nsqpy.storage.diskqueue import DiskQueue
 from nsqpy.storage.files import Files
 from nsqpy.storage.metadata import TopicMetadata, load_metadata, save_metadata
+from nsqpy.storage.timers import TimerWheel
 from nsqpy.version import NSQ_VERSION
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ __all__ = ["Broker", "ConsumerLimitError", "NotFoundError", "SyncWork", "Topolog
 
 log = logging.getLogger(__name__)
 
+_FAULTS_MAX = 100
 _RETRY_NS = SECOND // 4
 _METADATA_DELAY_NS = SECOND
 _REDRIVE_MAX_BYTES = 64 * 1024 * 1024  # what one call holds in memory
@@ -122,6 +125,7 @@ class Broker:
         self._retry: list[Topic | Channel | DiskQueue] = []
         self._retry_ns = NEVER
         self._fault = ""
+        self._faults_logged: set[str] = set()
         self._metadata_due_ns = NEVER
 
     @property
@@ -192,7 +196,6 @@ class Broker:
             self._save_metadata()
         except StorageError as error:
             # On a full disk we start all the same: it is by consuming that space comes back.
-            log.error("%s", error)
             self.note_fault(error)
 
     def _load_config(self, channel: Channel, document: dict[str, Any]) -> None:
@@ -431,27 +434,28 @@ class Broker:
 
     def _make_channel(self, topic: Topic, name: str, *, loading: bool = False) -> Channel:
         self._refuse_if_exiting()
-        logs: list[DiskQueue | None] = [None, None]
+        queue_log = near = far = None
         if not is_ephemeral(name):
-            label = f"CHANNEL({name})"
+            open_log = partial(self._open_log, label=f"CHANNEL({name})")
             try:
-                logs = [
-                    self._open_log(self._layout.channel_log(topic.name, name), label),
-                    self._open_log(self._layout.deferred_log(topic.name, name), label),
-                ]
+                queue_log = open_log(self._layout.channel_log(topic.name, name))
+                near = open_log(self._layout.deferred_log(topic.name, name))
             except StorageError:
                 if not loading:  # or it would be there after the next start
                     self._remove_tree(self._layout.channel(topic.name, name))
                 raise
+            far = TimerWheel(self._files, self._layout.timers(topic.name, name), open_log)
+        limit = self.config.mem_queue_size
+        deferred = DeferredMessages(near, far, limit=limit, log_all=self._log_all)
         channel = Channel(
             topic.name,
             name,
             agenda=self._agenda,
             random=self._random,
-            window_limit=self.config.mem_queue_size,
+            window_limit=limit,
             max_msg_timeout_ns=self.config.max_msg_timeout_ns,
-            queue_log=logs[0],
-            deferred_log=logs[1],
+            queue_log=queue_log,
+            deferred=deferred,
             log_all=self._log_all,
             drop_oldest=self._drop_oldest,
         )
@@ -571,7 +575,7 @@ class Broker:
             topic.route(now)
             try:
                 if topic.pump(now):
-                    self._fault = ""
+                    self._note_success()
             except StorageError as error:
                 self._retry_later(topic, error, now)
         channels, agenda.channels = agenda.channels, {}
@@ -588,13 +592,13 @@ class Broker:
         for queue_log in logs:
             try:
                 queue_log.flush()
-                self._fault = ""
+                self._note_success()
             except StorageError as error:
                 self._retry_later(queue_log, error, now)
         if self._metadata_due_ns != NEVER and self._metadata_due_ns <= now.monotonic_ns:
             try:
                 self._save_metadata()
-                self._fault = ""
+                self._note_success()
             except StorageError as error:
                 self.note_fault(error)
         agenda.end()
@@ -615,7 +619,10 @@ class Broker:
 
     def _expire(self, now: Instant) -> None:
         while (channel := self._deadlines.pop_due(now.monotonic_ns)) is not None:
-            channel.expire(now)
+            try:
+                channel.expire(now)
+            except StorageError as error:
+                self.note_fault(error)
             self._agenda.note_channel(channel)
         if self._retry_ns != NEVER and self._retry_ns <= now.monotonic_ns:
             retry, self._retry, self._retry_ns = self._retry, [], NEVER
@@ -645,13 +652,22 @@ class Broker:
     # -- storage: faults and syncs ----------------------------------------------------------
 
     def note_fault(self, error: StorageError) -> None:
-        """The disk refused something: unhealthy until a write succeeds."""
+        """The disk refused something: unhealthy until a write succeeds. Each fault is logged once
+        until then, for much of what failed is tried again several times a second."""
         self._fault = str(error)
+        if self._fault not in self._faults_logged and len(self._faults_logged) < _FAULTS_MAX:
+            self._faults_logged.add(self._fault)
+            log.error("%s", error)
+
+    def _note_success(self) -> None:
+        if self._fault:
+            log.info("the disk takes writes again")
+            self._fault = ""
+            self._faults_logged.clear()
 
     def _retry_later(
         self, item: Topic | Channel | DiskQueue, error: StorageError, now: Instant
     ) -> None:
-        log.error("%s", error)
         self.note_fault(error)
         self._retry.append(item)
         if self._retry_ns == NEVER:
@@ -663,7 +679,7 @@ class Broker:
             self._commits.wait(tickets)
             return
         if self._log_all:
-            self._fault = ""
+            self._note_success()
         for ticket in tickets:
             ticket.complete()
 
@@ -695,7 +711,7 @@ class Broker:
             self.note_fault(error)
             self.deadlines_changed = True
         elif work.files:
-            self._fault = ""
+            self._note_success()
         self._commits.end(work, error, self._now.monotonic_ns)
 
     @property

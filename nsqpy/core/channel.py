@@ -7,7 +7,7 @@ Source: nsqd/channel.go; reference nsqd 1.8, 2.
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import islice
 from random import Random
 
@@ -15,9 +15,10 @@ from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.dead_letters import REQUEUE, TIMEOUT, DeadLetters, bodies_of, by_attempts
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.flight import Flight
 from nsqpy.core.subscription import Subscription
-from nsqpy.core.window import NOT_STORED, Run, Window
+from nsqpy.core.window import NOT_STORED, Run, Window, store_changed
 from nsqpy.errors import NSQError, StorageError
 from nsqpy.message import Batch, MessageID
 from nsqpy.storage.diskqueue import DiskQueue
@@ -45,18 +46,8 @@ class NotOwnerError(NSQError):
         return "client does not own message"
 
 
-class Deferred:
-    """Messages that wait for their time."""
-
-    __slots__ = ("deadline_ns", "run")
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.deadline_ns = NEVER
-
-
 class Channel:
-    """``window_limit`` is in messages. ``queue_log`` and ``deferred_log`` are None if ephemeral.
+    """``window_limit`` is in messages. ``queue_log`` is None if ephemeral.
 
     With ``log_all`` every durable message is in a log before ``put`` returns.
     """
@@ -71,7 +62,7 @@ class Channel:
         window_limit: int,
         max_msg_timeout_ns: int,
         queue_log: DiskQueue | None,
-        deferred_log: DiskQueue | None,
+        deferred: DeferredMessages,
         log_all: bool,
         drop_oldest: bool = False,
     ) -> None:
@@ -81,21 +72,19 @@ class Channel:
         self._random = random
         self._max_msg_timeout_ns = max_msg_timeout_ns
         self._log = queue_log
-        self._deferred_log = deferred_log
         self._log_all = log_all and queue_log is not None
         self._window = Window(
             queue_log, limit=window_limit, log_all=self._log_all, drop_oldest=drop_oldest
         )
         self._in_flight: dict[MessageID, Flight] = {}
         self._flights: DeadlineHeap[Flight] = DeadlineHeap()
-        self._deferred: DeadlineHeap[Deferred] = DeadlineHeap()
+        self._deferred = deferred
         self._ready: dict[Subscription, None] = {}  # those with credit, next to be served first
         self.subscriptions: dict[Subscription, None] = {}
         self.deadlines_changed = False  # ``soonest_deadline_ns`` may be sooner than it was
         self.deadline_ns = NEVER  # its place in the broker's heap of channels
         self.paused = False
         self.exiting = False
-        self.deferred_count = 0
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
@@ -120,12 +109,17 @@ class Channel:
     @property
     def bad_block_count(self) -> int:
         """Damaged stretches of its logs that were set aside since the start."""
-        logs = (self._log, self._deferred_log)
-        return sum(queue_log.bad_blocks for queue_log in logs if queue_log is not None)
+        ready = self._log.bad_blocks if self._log is not None else 0
+        return ready + self._deferred.bad_blocks
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages that wait for their time, in memory and on disk."""
+        return self._deferred.count
 
     @property
     def dropped_count(self) -> int:
-        return self._window.dropped_count
+        return self._window.dropped_count + self._deferred.dropped_count
 
     def soonest_deadline_ns(self) -> int:
         """When ``expire`` next has something to do, or NEVER."""
@@ -135,18 +129,12 @@ class Channel:
     # -- in ---------------------------------------------------------------------------------
 
     def restore(self, now: Instant) -> None:
-        """Take up what the logs hold from before; called once, before anything else.
+        """Take up what waits in the logs from before; called once, before anything else.
 
         Raises:
             StorageError: a log cannot be read.
         """
-        if self._deferred_log is None:
-            return
-        while self._deferred_log.unread:
-            for stored in self._deferred_log.read():
-                run = Run(stored.batch, stored.start, stored.stop, stored.number)
-                run.log = self._deferred_log
-                self._defer_run(run, now)
+        self._deferred.restore(now)
 
     def put(self, batches: Sequence[Batch], now: Instant) -> None:
         """Take messages from the topic; those due later are deferred.
@@ -160,17 +148,16 @@ class Channel:
         if not later:
             self._put_ready(batches)
         else:
-            runs = self._store_deferred(later)
+            stored = self._deferred.store(later, now)
             ready = [batch for batch in batches if batch.deliver_at_ns <= now_ns]
             try:
                 if ready:
                     self._put_ready(ready)
             except StorageError:
-                for run in runs:  # the topic will offer all of it again
-                    run.acknowledge(0, len(run))
+                self._deferred.undo(stored)  # the topic will offer all of it again
                 raise
-            for run in runs:
-                self._defer_run(run, now)
+            self._deferred.keep(stored, now)
+            self.deadlines_changed = True
         for batch in batches:
             self.message_count += len(batch)
 
@@ -179,26 +166,6 @@ class Channel:
         if self._log is None:
             spare = sum(subscription.credit for subscription in self._ready)
         self._window.put(batches, spare)
-
-    def _store_deferred(self, batches: Sequence[Batch]) -> list[Run]:
-        """Batches as runs, in the deferred log if durable messages have to be in one.
-
-        Raises:
-            StorageError: none is stored.
-        """
-        runs = [Run(batch, 0, len(batch)) for batch in batches]
-        if self._log_all and self._deferred_log is not None:
-            number = self._deferred_log.append(batches, held=True)
-            for run in runs:
-                run.number, run.log = number, self._deferred_log
-                number += len(run)
-        return runs
-
-    def _defer_run(self, run: Run, now: Instant) -> None:
-        delay_ns = max(run.batch.deliver_at_ns - now.wall_ns, 0)
-        self._deferred.add(Deferred(run), now.monotonic_ns + delay_ns)
-        self.deadlines_changed = True
-        self.deferred_count += len(run)
 
     # -- consumers --------------------------------------------------------------------------
 
@@ -290,8 +257,7 @@ class Channel:
             for index, message_id in enumerate(run.batch.ids(run.start, run.stop)):
                 one = run.part(index, index + 1)
                 if message_id in self._in_flight or message_id in seen:
-                    self._deferred.add(Deferred(one), deadline_ns)
-                    self.deferred_count += 1
+                    self._deferred.hold(one, deadline_ns)
                     self.deadlines_changed = True
                 else:
                     seen.add(message_id)
@@ -390,24 +356,15 @@ class Channel:
         return available
 
     def _deliver_again(self, run: Run, delay_ns: int, now: Instant) -> int:
-        if delay_ns:
-            self._defer_run(self._restore_deferred(run.again(now.wall_ns + delay_ns)), now)
-            return 0
-        self._window.put_run(run.again())
-        return len(run)
-
-    def _restore_deferred(self, run: Run) -> Run:
-        """Put a requeued message into the deferred log and acknowledge the record it was."""
+        if not delay_ns:
+            self._window.put_run(run.again())
+            return len(run)
+        self.deadlines_changed = True
         try:
-            (stored,) = self._store_deferred([run.batch])
+            self._deferred.again(run, delay_ns, now)
         except StorageError as error:
-            # Its old record still stands: after a crash it comes early, but it comes.
             log.error("CHANNEL(%s): delay not stored - %s", self.name, error)
-            return run
-        if stored.number != NOT_STORED:
-            run.move()
-            return stored
-        return run
+        return 0
 
     def touch(self, subscription: Subscription, message_id: MessageID, now_ns: int) -> None:
         """Give a message its full timeout again, up to the limit since its delivery.
@@ -450,18 +407,39 @@ class Channel:
         """Queue again what was not answered in time, and what was deferred until now.
 
         Returns how many messages became available.
+
+        Raises:
+            StorageError: the disk refused what deferred messages need of it; they wait.
         """
         available = 0
         while (flight := self._flights.pop_due(now.monotonic_ns)) is not None:
             available += self._time_out(flight, now)
-        while (deferred := self._deferred.pop_due(now.monotonic_ns)) is not None:
-            self._window.put_run(deferred.run)
-            self.deferred_count -= len(deferred.run)
-            available += len(deferred.run)
         self.deadlines_changed = True  # whoever called has to ask for the next one
         if available:
             self._agenda.note_channel(self)
+        available += self._make_ready(now)  # as long as that is refused, memory gets no more
+        self._deferred.advance(now)
+        available += self._make_ready(now)
         return available
+
+    def _make_ready(self, now: Instant) -> int:
+        """Queue messages whose time has come: what the window has no room for, on disk."""
+        runs = self._deferred.take_due(now)
+        if runs:
+            self._agenda.note_channel(self)
+        fitting, rest = self._window.split(runs)
+        for run in fitting:
+            self._window.put_run(run)
+        if rest:
+            batches = [run.batch.slice(run.start, run.stop) for run in rest]
+            try:
+                self._window.put([Batch(batch.data, batch.offsets) for batch in batches])
+            except StorageError:
+                self._deferred.retry_later(rest, now)
+                raise
+            for run in rest:
+                run.move()
+        return sum(map(len, runs))
 
     def _time_out(self, flight: Flight, now: Instant) -> int:
         count = flight.remaining
@@ -519,13 +497,11 @@ class Channel:
         self._window.clear()
         self._in_flight.clear()
         self._flights.clear()
-        self._deferred.clear()
-        self.deferred_count = 0
+        self._deferred.empty()
         if self.dead_letters is not None:
             self.dead_letters.clear()
-        for queue_log in (self._log, self._deferred_log):
-            if queue_log is not None:
-                queue_log.empty()
+        if self._log is not None:
+            self._log.empty()
         for subscription in self.subscriptions:
             subscription.in_flight_count = 0
             self.update_credit(subscription)
@@ -549,22 +525,17 @@ class Channel:
         self.exiting = True
         for subscription in list(self.subscriptions):
             subscription.consumer.cut()
-        try:
-            if self._log is not None and self._deferred_log is not None:
-                self._store_all(self._log, self._deferred_log)
-        finally:
-            self._close_logs()
-
-    def _store_all(self, queue_log: DiskQueue, deferred_log: DiskQueue) -> None:
         ready = self._window.clear()
         for flight in self._flights.clear():
             for start, stop in flight.unanswered():
                 ready += [run.again() for run in flight.answer(start, stop)]
         if self.dead_letters is not None:
             ready += [run.again() for run in self.dead_letters.clear()]
-        waiting = [deferred.run for deferred in self._deferred.clear()]
-        for log_of_theirs, runs in ((queue_log, ready), (deferred_log, waiting)):
-            _store(log_of_theirs, [run for run in runs if run.raised or run.number == NOT_STORED])
+        try:
+            if self._log is not None:
+                store_changed(self._log, ready)
+        finally:
+            self._close_logs()
 
     def audit(self) -> None:
         """Check that every message is in exactly one place; a hook for tests.
@@ -572,7 +543,7 @@ class Channel:
         Raises:
             AssertionError: a record is owed twice, by nobody, or a count is wrong.
         """
-        waiting = [deferred.run for deferred in self._deferred.items()]
+        waiting = self._deferred.runs()
         flying = [
             run
             for flight in self._flights.items()
@@ -582,35 +553,29 @@ class Channel:
         ready = self._window.runs()
         dying = self.dead_letters.runs() if self.dead_letters is not None else []
         assert sum(map(len, flying)) == len(self._in_flight), "in flight: runs and ids differ"
-        assert sum(map(len, waiting)) == self.deferred_count, "deferred: runs and count differ"
+        unread = self._deferred.waiting()
+        deferred_count = sum(map(len, waiting)) + sum(unread.values())
+        assert deferred_count == self.deferred_count, "deferred: runs and count differ"
         assert sum(map(len, ready)) == self._window.count, "window: runs and count differ"
-        for queue_log in (self._log, self._deferred_log):
-            if queue_log is not None:
-                records = [
-                    number
-                    for run in (*ready, *flying, *waiting, *dying)
-                    if run.log is queue_log and run.number != NOT_STORED
-                    for number in range(run.number, run.number + len(run))
-                ]
-                assert len(set(records)) == len(records), "a record is in two places"
-                places = len(records) + queue_log.unread + queue_log.moved_count
-                assert places == queue_log.depth, "a record is nowhere"
+        if self._log is not None:
+            unread[self._log] = self._log.unread
+        for queue_log, unread_count in unread.items():
+            records = [
+                number
+                for run in (*ready, *flying, *waiting, *dying)
+                if run.log is queue_log and run.number != NOT_STORED
+                for number in range(run.number, run.number + len(run))
+            ]
+            assert len(set(records)) == len(records), "a record is in two places"
+            places = len(records) + unread_count + queue_log.moved_count
+            assert places == queue_log.depth, "a record is nowhere"
 
     def _close_logs(self) -> None:
-        with ExitStack() as closing:  # each is closed, whatever befalls the other
-            for queue_log in (self._log, self._deferred_log):
-                if queue_log is not None:
-                    closing.callback(queue_log.close)
-
-
-def _store(queue_log: DiskQueue, runs: Sequence[Run]) -> None:
-    """Append runs to a log and, once that is on the device, acknowledge what they were before."""
-    if runs:
-        batches = [run.batch.slice(run.start, run.stop) for run in runs]
-        queue_log.append(batches, held=False)
-        queue_log.sync()
-        for run in runs:
-            run.acknowledge(0, len(run))
+        try:
+            self._deferred.close()
+        finally:
+            if self._log is not None:
+                self._log.close()
 
 
 def _not_ours(flight: Flight | None) -> NSQError:

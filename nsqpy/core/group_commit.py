@@ -121,11 +121,10 @@ class GroupCommit:
 
     def end(self, work: SyncWork, error: StorageError | None, now_ns: int) -> None:
         """The work ran, or failed and is tried again later: whoever waits for it is told."""
+        if error is not None:
+            self._retry_ns = now_ns + _RETRY_NS
         for queue_log, files in work.files.items():
-            queue_log.synced(files)
-            if error is not None:
-                self._retry_ns = now_ns + _RETRY_NS
-                queue_log.sync_again(files)
+            queue_log.end_sync(files, safe=error is None)
         for queue_log, moves in work.moves.items():
             queue_log.end_moves(moves, safe=error is None)
         for ticket in work.tickets:

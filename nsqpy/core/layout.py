@@ -5,13 +5,15 @@
     nsqd.dat                                         which topics and channels, what is paused
     queues/<topic>.topic/queue/                      the topic's own log
     queues/<topic>.topic/<channel>.channel/queue/    the channel's log
-    queues/<topic>.topic/<channel>.channel/deferred/ what is due later
+    queues/<topic>.topic/<channel>.channel/deferred/ what is due soon, and requeued messages
+    queues/<topic>.topic/<channel>.channel/timers/   what is due later, a log for each slot of time
 
 The endings keep names such as ``..``, which are legal, from meaning anything to a file system.
 """
 
 from nsqpy.names import is_valid_name
 from nsqpy.storage.files import Files
+from nsqpy.storage.timers import slot_directories
 
 __all__ = ["Layout"]
 
@@ -41,6 +43,18 @@ class Layout:
 
     def deferred_log(self, topic: str, channel: str) -> str:
         return f"{self.channel(topic, channel)}/deferred"
+
+    def timers(self, topic: str, channel: str) -> str:
+        return f"{self.channel(topic, channel)}/timers"
+
+    def channel_logs(self, files: Files, topic: str, channel: str) -> list[str]:
+        """Every log that a channel has, what is due soonest first. Raises OSError."""
+        slots = slot_directories(files, self.timers(topic, channel))
+        return [
+            self.channel_log(topic, channel),
+            self.deferred_log(topic, channel),
+            *slots.values(),
+        ]
 
     def scan(self, files: Files) -> dict[str, list[str]]:
         """The topics that have a directory, and the channels of each."""

@@ -6,7 +6,6 @@ goes straight into the channels' logs; the topic's own queue is for what no chan
 ``pump`` moves it on later. Source: nsqd/topic.go; reference nsqd 2.1.
 """
 
-import logging
 from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
@@ -22,7 +21,6 @@ from nsqpy.storage.diskqueue import DiskQueue
 
 __all__ = ["ExitingError", "Ticket", "Topic"]
 
-log = logging.getLogger(__name__)
 
 _DELIVER_AT_NS = attrgetter("deliver_at_ns")
 PUMP_MAX_MESSAGES = 16 * 1024
@@ -159,7 +157,6 @@ class Topic:
             else:
                 self._window.put(batches)
         except StorageError as error:
-            log.error("TOPIC(%s): failed to store messages - %s", self.name, error)
             self._on_fault(error)
             for ticket in inbox:
                 ticket.complete(error)
@@ -197,7 +194,10 @@ class Topic:
         if self.is_empty() or not self.channels or self.paused or self.exiting:
             return False
         if self._stretch is None:
-            self._stretch = Stretch(self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES))
+            runs = self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES)
+            if not runs:
+                return False  # all that was left is damaged and has been set aside
+            self._stretch = Stretch(runs)
         self.end_stretch(now)
         if not self._window.is_empty():
             self._agenda.note_topic(self)

@@ -12,7 +12,7 @@ from nsqpy.errors import StorageError
 from nsqpy.message import Batch
 from nsqpy.storage.diskqueue import DiskQueue
 
-__all__ = ["NOT_STORED", "Run", "Window"]
+__all__ = ["NOT_STORED", "Run", "Window", "store_changed"]
 
 NOT_STORED = -1
 
@@ -152,6 +152,16 @@ class Window:
         self._runs.append(run)
         self.count += len(run)
 
+    def split(self, runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+        """Runs that there is room for, and the others; without a log there is always room."""
+        room = self._limit - self.count
+        fitting: list[Run] = []
+        others: list[Run] = []
+        for run in runs:
+            (fitting if room > 0 or self._log is None else others).append(run)
+            room -= len(run)
+        return fitting, others
+
     def put_back(self, runs: Sequence[Run]) -> None:
         """Return what ``take`` gave, to the front."""
         self._runs.extendleft(reversed(runs))
@@ -209,3 +219,19 @@ class Window:
         self._runs.clear()
         self.count = 0
         return runs
+
+
+def store_changed(queue_log: DiskQueue, runs: Sequence[Run]) -> None:
+    """Append to a log those runs that no log has, or only with fewer attempts, and once they are
+    on the device, acknowledge what they were before.
+
+    Raises:
+        StorageError: what they were before still stands.
+    """
+    changed = [run for run in runs if run.raised or run.number == NOT_STORED]
+    if changed:
+        batches = [run.batch.slice(run.start, run.stop) for run in changed]
+        queue_log.append(batches, held=False)
+        queue_log.sync()
+        for run in changed:
+            run.acknowledge(0, len(run))

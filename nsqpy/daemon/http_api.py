@@ -223,7 +223,7 @@ class HTTPApi:
         deliver_at_ns = 0
         if "defer" in query:
             self._make_topic(topic)  # even if the delay turns out to be wrong, as in the original
-            delay_ns = defer_ns(query["defer"], config.max_req_timeout_ns)
+            delay_ns = defer_ns(query["defer"], config.max_defer_timeout_ns)
             deliver_at_ns = self._clock.now().wall_ns + delay_ns if delay_ns else 0
         return await self._publish(topic, [body], deliver_at_ns)
 

@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._parser = CommandParser(
             max_msg_size=config.max_msg_size,
             max_body_size=config.max_body_size,
-            max_defer_ms=config.max_req_timeout_ns // 1_000_000,
+            max_defer_ms=config.max_defer_timeout_ns // 1_000_000,
         )
 
     @property

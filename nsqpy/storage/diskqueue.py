@@ -11,14 +11,14 @@ it, and the caller syncs them wherever it likes. Source: DESIGN 3; docs/storage.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from nsqpy.errors import CorruptionError, StorageError
 from nsqpy.message import FRAME_HEADER_BYTES, Batch, decode_batch
 from nsqpy.storage.block import BLOCK_HEADER_BYTES, BlockHeader, decode_block, encode_block_header
 from nsqpy.storage.files import File, Files
-from nsqpy.storage.journal import JOURNAL_SUFFIX
+from nsqpy.storage.journal import JOURNAL_SUFFIX, Journal
 from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, BadStretch, Segment
 
 __all__ = ["READ_BYTES", "DiskQueue", "LogListener", "Moves", "StoredRun"]
@@ -65,7 +65,8 @@ class DiskQueue:
     """A log in ``directory``; ``name`` is how log lines call it.
 
     ``depth`` counts records not acknowledged, ``unread`` those of them that ``read`` has not
-    handed out yet, ``moved_count`` those that stand in another log too.
+    handed out yet, ``moved_count`` those that stand in another log too. ``on_drained`` is called
+    at the end of a ``flush`` that leaves nothing in the log.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class DiskQueue:
         self._acked: dict[Segment, None] = {}
         self._unsynced: dict[File, None] = {}
         self._syncing: set[File] = set()
-        self._retired: list[File] = []
+        self._resting: dict[Segment, None] = {}  # to be closed once they are synced
+        self._retired: list[File] = []  # of deleted segments: to be closed after this sync
+        self.on_drained: Callable[[], None] | None = None
         self._generation = 0
         self._moves: list[tuple[int, int]] = []
         self.moved_count = 0
@@ -144,6 +147,8 @@ class DiskQueue:
             if name in journals:
                 journals.remove(name)
                 segment.replay_journal()
+        if self._segments and last.sealed:  # what was behind it has gone: begin a new one
+            self._next_number = max(last.stop_number, last.first_number + 1)
         for name in journals:  # of segments that were deleted: their numbers may come again
             self._files.remove(f"{self._directory}/{name}")
         self._first_numbers = [segment.first_number for segment in self._segments]
@@ -192,15 +197,16 @@ class DiskQueue:
         """The segment that takes the next ``size`` bytes: the last one, or a new one."""
         if self._segments:
             last = self._segments[-1]
-            if not last.size or last.size + size <= self._segment_max_bytes:
+            fits = not last.size or last.size + size <= self._segment_max_bytes
+            if fits and not last.sealed:
                 return last
         segment = Segment(self._files, self._directory, self._next_number)
         segment.opened()
         if not self._segments:
             self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
             self._cursor_number = self._next_number
-        elif self._cursor < len(self._segments) - 1:
-            self._let_go(last)  # the reader opens it again when it gets there
+        elif self._cursor < len(self._segments) - 1 or self._cursor_offset >= last.size:
+            self._let_go(last)  # the reader opens it again if it gets there
         self._segments.append(segment)
         self._first_numbers.append(segment.first_number)
         self._delete_finished()
@@ -310,8 +316,7 @@ class DiskQueue:
         """Records whose block is damaged will never be delivered: nobody waits for them."""
         for record in range(number, number + count):
             if not segment.is_acked(record - segment.first_number):
-                self.unread -= 1
-                self.acknowledge(record, 1)
+                self.discard(record, 1)
 
     # -- acknowledge ------------------------------------------------------------------------
 
@@ -328,6 +333,11 @@ class DiskQueue:
             self._acked[segment] = None
             number += part
             count -= part
+
+    def discard(self, number: int, count: int) -> None:
+        """``count`` records from ``number`` on, all unread, will never be handed out."""
+        self.unread -= count
+        self.acknowledge(number, count)
 
     def move(self, number: int, count: int) -> None:
         """``count`` records from ``number`` on now stand in another log.
@@ -375,6 +385,8 @@ class DiskQueue:
             if file is not None:
                 self._note_write(file)
             del self._acked[segment]
+        if self.on_drained is not None and not self.depth:
+            self.on_drained()
 
     def _delete_finished(self) -> None:
         """Delete segments without anything outstanding; never the one being written."""
@@ -416,6 +428,7 @@ class DiskQueue:
 
     def _drop(self, segment: Segment) -> None:
         self._acked.pop(segment, None)
+        self._resting.pop(segment, None)
         # The segment goes first: a journal without a segment is harmless, the reverse redelivers.
         paths = [segment.path]
         if segment.journal.file is not None or segment.acked is not None:
@@ -436,37 +449,45 @@ class DiskQueue:
     # -- sync and close ---------------------------------------------------------------------
 
     def take_unsynced(self) -> list[File]:
-        """The files written since the last call; call ``synced`` when they are on the device."""
+        """The files written since the last call; ``end_sync`` must follow."""
         files = list(self._unsynced)
         self._unsynced = {}
         self._syncing.update(files)
         self._operations = 0
         return files
 
-    def synced(self, files: Sequence[File]) -> None:
-        """``files`` need no sync any more; those no longer in use are closed now."""
+    def end_sync(self, files: Sequence[File], *, safe: bool) -> None:
+        """``files`` are on the device, or have to be synced again."""
         self._syncing.difference_update(files)
         retired, self._retired = self._retired, []
+        if not safe:
+            for file in files:
+                if file not in retired:
+                    self._note_write(file)
         for file in retired:
-            self._retire(file)  # kept on if it was written while the others were synced
+            self._retire(file)
+        resting, self._resting = self._resting, {}
+        for segment in resting:
+            self._let_go(segment)
 
-    def sync_again(self, files: Sequence[File]) -> None:
-        """The sync of ``files`` failed: those still in use are handed out once more."""
-        in_use = {segment.file for segment in self._segments}
-        in_use |= {segment.journal.file for segment in self._segments}
-        for file in files:
-            if file in in_use:
-                self._note_write(file)
+    def rest(self) -> None:
+        """Close every file; it is opened again when it is needed."""
+        for segment in self._segments:
+            self._let_go(segment)
 
     def _let_go(self, segment: Segment) -> None:
-        """Close a segment that is neither written nor read; it is opened again when it is."""
-        if segment.file is not None:
-            self._retire(segment.file)
-            segment.file = None
+        """Close a segment that is neither written nor read, once it needs no sync."""
+        holders: tuple[Segment | Journal, ...] = (segment, segment.journal)
+        for holder in holders:
+            if holder.file in self._syncing or holder.file in self._unsynced:
+                self._resting[segment] = None
+            elif holder.file is not None:
+                holder.file.close()
+                holder.file = None
 
     def _retire(self, file: File) -> None:
         # A descriptor that a sync in another thread is using must not be closed under it.
-        if file in self._syncing or file in self._unsynced:
+        if file in self._syncing:
             self._retired.append(file)
         else:
             file.close()
@@ -500,7 +521,6 @@ class DiskQueue:
         Raises:
             StorageError: what is not on the device may come again after a crash.
         """
-        elsewhere = set(self._syncing)  # a sync in another thread closes these when it is over
         try:
             self.flush()
             self.sync()
@@ -510,7 +530,7 @@ class DiskQueue:
                     if open_file is not None:
                         self._retire(open_file)
                 segment.file = segment.journal.file = None
-            self.synced([file for file in self.take_unsynced() if file not in elsewhere])
+            self._unsynced.clear()
 
 
 class _JoinedBlocks:

@@ -107,7 +107,8 @@ class _OSFile:
     def sync(self) -> None:
         os.fdatasync(self._fd)
         if self._unsynced_in is not None:
-            _sync_directory(self._unsynced_in)
+            with suppress(FileNotFoundError):  # deleted together with its directory
+                _sync_directory(self._unsynced_in)
             self._unsynced_in = None
 
     def close(self) -> None:

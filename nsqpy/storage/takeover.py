@@ -52,7 +52,7 @@ class Places(Protocol):
 
     def topic_log(self, topic: str) -> str: ...
     def channel_log(self, topic: str, channel: str) -> str: ...
-    def deferred_log(self, topic: str, channel: str) -> str: ...
+    def channel_logs(self, files: Files, topic: str, channel: str) -> list[str]: ...
     def scan(self, files: Files) -> dict[str, list[str]]: ...
 
 
@@ -133,8 +133,8 @@ class Takeover:
     def _has_messages(self) -> bool:
         for topic, channels in self._current.scan(self._files).items():
             logs = [self._current.topic_log(topic)]
-            logs += [self._current.channel_log(topic, channel) for channel in channels]
-            logs += [self._current.deferred_log(topic, channel) for channel in channels]
+            for channel in channels:
+                logs += self._current.channel_logs(self._files, topic, channel)
             for directory in logs:
                 names = self._files.list_directory(directory)
                 if any(name.endswith(SEGMENT_SUFFIX) for name in names):
@@ -276,7 +276,7 @@ def _sync(queue_log: DiskQueue) -> None:
     files = queue_log.take_unsynced()
     for file in files:
         file.sync()
-    queue_log.synced(files)
+    queue_log.end_sync(files, safe=True)
 
 
 # --- the way back ---
@@ -323,8 +323,8 @@ def give_back(
         for channel in channels:
             given = GivenBack(topic, channel)
             writer = OriginalWriter(files, target, f"{topic}:{channel}", max_bytes_per_file)
-            _copy(files, places.channel_log(topic, channel), writer, given)
-            _copy(files, places.deferred_log(topic, channel), writer, given)
+            for directory in places.channel_logs(files, topic, channel):
+                _copy(files, directory, writer, given)
             writer.close()
             yield given
     save_metadata(files, target, _complete(listed, found))

@@ -34,7 +34,7 @@ class Client:
         self._parser = CommandParser(
             max_msg_size=config.max_msg_size,
             max_body_size=config.max_body_size,
-            max_defer_ms=config.max_req_timeout_ns // MILLISECOND,
+            max_defer_ms=config.max_defer_timeout_ns // MILLISECOND,
         )
         features = Features(
             client_id="127.0.0.1",

@@ -42,6 +42,7 @@ msg-timeout msg_timeout 1m0s
 max-msg-timeout max_msg_timeout 15m0s
 max-msg-size max_msg_size 1048576
 max-req-timeout max_req_timeout 1h0m0s
+max-defer-timeout max_defer_timeout 8760h0m0s
 max-body-size max_body_size 5242880
 max-heartbeat-interval max_heartbeat_interval 1m0s
 max-rdy-count max_rdy_count 2500

@@ -67,7 +67,7 @@ class Client:
         self._commands = CommandParser(
             max_msg_size=node.config.max_msg_size,
             max_body_size=node.config.max_body_size,
-            max_defer_ms=node.config.max_req_timeout_ns // 1_000_000,
+            max_defer_ms=node.config.max_defer_timeout_ns // 1_000_000,
         )
         features = Features(
             client_id="peer", hostname="peer", msg_timeout_ns=node.config.msg_timeout_ns

@@ -14,10 +14,12 @@ from nsqpy.clock import MILLISECOND, SECOND, ManualClock
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.channel import DISPATCH_MAX_BYTES, Channel, NotInFlightError, NotOwnerError
 from nsqpy.core.deadlines import NEVER
+from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.subscription import Subscription
 from nsqpy.errors import StorageError
 from nsqpy.message import MessageID
 from nsqpy.storage.diskqueue import DiskQueue
+from nsqpy.storage.timers import TimerWheel
 from tests.unit.fakes import FakeConsumer, FakeFiles, FakeListener, batch_of, message_id
 
 TIMEOUT_NS = 60 * SECOND
@@ -75,6 +77,13 @@ class Rig:
         self.published = 0
         self.agenda = Agenda(lambda: None)
         self.durable = kind.name != "ephemeral"
+        log_all = kind.name == "disk"
+        self.deferred = DeferredMessages(
+            self._log("deferred") if self.durable else None,
+            TimerWheel(self.files, "timers", self._log) if self.durable else None,
+            limit=kind.window_limit,
+            log_all=log_all,
+        )
         self.channel = Channel(
             "t",
             "c",
@@ -83,8 +92,8 @@ class Rig:
             window_limit=kind.window_limit,
             max_msg_timeout_ns=MAX_TIMEOUT_NS,
             queue_log=self._log("queue") if self.durable else None,
-            deferred_log=self._log("deferred") if self.durable else None,
-            log_all=kind.name == "disk",
+            deferred=self.deferred,
+            log_all=log_all,
         )
         self.channel.restore(self.clock.now())
 
@@ -129,8 +138,14 @@ class Rig:
         return customer.take_ids()
 
     def advance(self, duration_ns: int) -> int:
-        self.clock.advance(duration_ns)
-        return self.channel.expire(self.clock.now())
+        """Let time pass and do what has become due; how many messages became available."""
+        until_ns = self.clock.monotonic_ns() + duration_ns
+        available = 0
+        while NEVER != (next_ns := self.channel.soonest_deadline_ns()) <= until_ns:
+            self.clock.advance(max(next_ns - self.clock.monotonic_ns(), 0))
+            available += self.channel.expire(self.clock.now())
+        self.clock.advance(until_ns - self.clock.monotonic_ns())
+        return available
 
     def counts(self) -> tuple[int, int, int, int]:
         """Depth, in flight, deferred, finished: they add up to what was published."""

@@ -12,6 +12,19 @@ def test_every_queue_has_a_directory_of_its_own() -> None:
     assert LAYOUT.channel("t", "c") == "data/queues/t.topic/c.channel"
     assert LAYOUT.channel_log("t", "c") == "data/queues/t.topic/c.channel/queue"
     assert LAYOUT.deferred_log("t", "c") == "data/queues/t.topic/c.channel/deferred"
+    assert LAYOUT.timers("t", "c") == "data/queues/t.topic/c.channel/timers"
+
+
+def test_the_logs_of_a_channel_are_in_the_order_of_what_is_due() -> None:
+    files = FakeFiles()
+    for name in ("4096000-4096", "4096-64", "4160-7", "x"):
+        files.make_directory(f"{LAYOUT.timers('t', 'c')}/{name}")
+    assert LAYOUT.channel_logs(files, "t", "c") == [
+        "data/queues/t.topic/c.channel/queue",
+        "data/queues/t.topic/c.channel/deferred",
+        "data/queues/t.topic/c.channel/timers/4096-64",
+        "data/queues/t.topic/c.channel/timers/4096000-4096",
+    ]
 
 
 def test_legal_names_that_mean_something_to_a_file_system_are_harmless() -> None:

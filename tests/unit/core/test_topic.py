@@ -140,6 +140,18 @@ class TestBacklog:
         node.advance(SECOND)
         assert consumer.take_bodies() == [b"1", b"2"]
 
+    def test_a_backlog_that_is_all_damaged_leaves_no_trace_in_the_channel(self) -> None:
+        node = Node(mem_queue_size=0, max_bytes_per_file=1000)
+        node.publish("t", b"lost")
+        (path,) = node.files.paths(".segment")
+        node.files.content(path)[-1] ^= 1
+        consumer = node.subscribe("t", "c")
+        node.settle()
+        assert node.broker.topics["t"].bad_block_count == 1
+        assert node.files.paths(".segment") == [path]
+        node.publish("t", bytes(2000))  # takes a segment of its own
+        assert consumer.take_bodies() == [bytes(2000)]
+
 
 class TestPause:
     def test_messages_wait_in_a_paused_topic_and_channels_go_on(self, node: Node) -> None:

@@ -162,7 +162,7 @@ class TestRolling:
     def test_only_what_is_written_or_read_stays_open(self, log: Log) -> None:
         for _ in range(30):
             log.append(b"x" * 40)
-        log.queue.synced(log.queue.take_unsynced())
+        log.queue.end_sync(log.queue.take_unsynced(), safe=True)
         assert len(log.segments()) == 10
         assert len(log.files.open_files) == 2
         read_all(log.queue)
@@ -432,7 +432,7 @@ class TestDamage:
     def test_a_file_that_vanished_costs_only_its_own_messages(self, log: Log) -> None:
         for _ in range(9):
             log.append(b"x" * 40)
-        log.queue.synced(log.queue.take_unsynced())
+        log.queue.end_sync(log.queue.take_unsynced(), safe=True)
         log.files.remove(log.files.paths(".segment")[1])
         assert [number for number, _ in read_all(log.queue)] == [1, 2, 3, 7, 8, 9]
         assert (log.queue.depth, log.queue.bad_blocks) == (6, 1)
@@ -573,7 +573,7 @@ class TestSync:
         assert log.segments() == names(4)
         for file in syncing:
             file.sync()  # would fail on a closed file
-        log.queue.synced(syncing)
+        log.queue.end_sync(syncing, safe=True)
         assert len(log.files.open_files) == 1
 
     def test_a_file_let_go_during_a_sync_stays_open_for_the_next(self, log: Log) -> None:
@@ -583,12 +583,12 @@ class TestSync:
         for _ in range(6):
             log.append(b"x" * 40)
         assert log.segments() == names(1, 4, 7)
-        log.queue.synced(syncing)
+        log.queue.end_sync(syncing, safe=True)
         unsynced = log.queue.take_unsynced()
         assert len(unsynced) == 3
         for file in unsynced:
             file.sync()  # would fail on a closed file
-        log.queue.synced(unsynced)
+        log.queue.end_sync(unsynced, safe=True)
         assert bodies(reopened_after_power_loss(log)) == [b"x" * 40] * 7
 
     def test_what_is_deleted_need_not_be_synced(self, log: Log) -> None:
@@ -608,7 +608,7 @@ class TestSync:
         log.queue.close()
         for file in syncing:
             file.sync()
-        log.queue.synced(syncing)
+        log.queue.end_sync(syncing, safe=True)
         assert log.files.open_files == []
 
     def test_closing_during_a_sync_syncs_the_rest_and_leaves_it_its_files(self, log: Log) -> None:
@@ -619,7 +619,7 @@ class TestSync:
         assert bodies(reopened_after_power_loss(log)) == [b"a", b"b"]
         for file in syncing:
             file.sync()
-        log.queue.synced(syncing)
+        log.queue.end_sync(syncing, safe=True)
         assert log.files.open_files == []
 
     def test_what_was_synced_survives_a_power_loss(self, log: Log) -> None:
@@ -717,3 +717,31 @@ def test_a_long_random_life_of_a_log() -> None:
 def _batch(random: Random, step: int, index: int) -> Batch:
     count = random.choice([1, 1, 2, 5])
     return batch_of(*(b"%d.%d.%d" % (step, index, place) for place in range(count)))
+
+
+def test_a_sealed_segment_that_is_the_last_takes_no_more_records(log: Log) -> None:
+    """A seal says where a segment ends; what is appended behind it would not be found."""
+    _, second, _ = (log.append(letter * 200) for letter in (b"a", b"b", b"c"))
+    log.queue.acknowledge(second, 1)
+    log.queue.flush()  # deletes the second segment and seals the first
+    log.queue.close()
+    log.files.remove(log.files.paths(".segment")[-1])  # lost, as a power cut may do
+    log.open()
+    log.append(b"new")
+    queue = log.reopen(killed=True)
+    assert [body for _, body in read_all(queue)] == [b"a" * 200, b"new"]
+
+
+def test_a_sealed_segment_with_no_record_left_keeps_its_name(log: Log) -> None:
+    """It may have vanished and been made anew, empty, and the ones behind it be gone."""
+    _, second, _ = (log.append(letter * 200) for letter in (b"a", b"b", b"c"))
+    log.queue.acknowledge(second, 1)
+    log.queue.flush()
+    log.queue.close()
+    first, last = log.files.paths(".segment")
+    log.files.remove(last)
+    log.files.put(first, b"")
+    log.open()
+    log.append(b"new")
+    queue = log.reopen(killed=True)
+    assert [body for _, body in read_all(queue)] == [b"new"]
