@@ -23,7 +23,7 @@ def main() -> int:
         return 0
     logging.disable(logging.CRITICAL)
     started = time.monotonic()
-    published = delivered = duplicates = 0
+    published = delivered = duplicates = damaged = 0
     seeds = range(options.first, options.first + options.seeds)
     for seed in track(seeds, "simulating", disable=not sys.stderr.isatty(), transient=True):
         try:
@@ -34,10 +34,11 @@ def main() -> int:
         published += outcome.published
         delivered += outcome.delivered
         duplicates += outcome.duplicates
+        damaged += outcome.damaged
     seconds = time.monotonic() - started
     sys.stdout.write(
-        f"{len(seeds)} seeds in {seconds:.0f} s: {published:,} messages acknowledged, 0 lost, "
-        f"{delivered:,} deliveries, {duplicates:,} of them again\n"
+        f"{len(seeds)} seeds in {seconds:.0f} s: {published:,} messages acknowledged, 0 lost but "
+        f"{damaged:,} copies to damage, {delivered:,} deliveries, {duplicates:,} of them again\n"
     )
     return 0
 

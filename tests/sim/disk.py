@@ -3,7 +3,8 @@
 A write reaches the page cache at once and the device when the file is synced. A killed process
 loses nothing of the page cache; when the power fails, each file keeps what was synced and any
 beginning of what was written since, the last write torn anywhere. A new file's name is
-on the device once the file has been synced, and may or may not be before.
+on the device once the file has been synced, and may or may not be before. Bits flip on the device
+and in the page cache alike; a file that vanishes is still there for whoever has it open.
 """
 
 import errno
@@ -11,17 +12,27 @@ from collections.abc import Sequence
 from os import strerror
 from posixpath import dirname
 from random import Random
+from typing import NamedTuple
 
-__all__ = ["Disk", "SimFile"]
-
-_ENOSPC, _EIO, _EMFILE = errno.ENOSPC, errno.EIO, errno.EMFILE
+__all__ = ["Disk", "Inode", "SetAside", "SimFile"]
 
 
-class _Inode:
+class SetAside(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a file were declared damaged."""
+
+    path: str
+    start: int
+    stop: int
+
+
+class Inode:
+    """What a name stands for, while it has one: bytes, and what of them is on the device."""
+
     def __init__(self) -> None:
         self.data = bytearray()
         self.synced = b""
         self.unsynced: list[tuple[int, bytes | None]] = []  # None: truncated to the offset
+        self.damaged = False
 
     def apply(self, offset: int, content: bytes | None) -> None:
         if content is None:
@@ -35,7 +46,7 @@ class _Inode:
 class SimFile:
     """One open file of a ``Disk``; ``lies`` makes writes vanish, for the canary."""
 
-    def __init__(self, disk: "Disk", path: str, inode: _Inode) -> None:
+    def __init__(self, disk: "Disk", path: str, inode: Inode) -> None:
         self._disk = disk
         self._path = path
         self._inode = inode
@@ -58,6 +69,9 @@ class SimFile:
 
     def read_at(self, count: int, offset: int) -> bytes:
         assert self._open
+        fault = self._disk.fault("read")
+        if fault:
+            raise OSError(fault, strerror(fault), self._path)
         return bytes(self._inode.data[offset : offset + count])
 
     def size(self) -> int:
@@ -83,13 +97,19 @@ class SimFile:
 
 
 class Disk:
-    """Files in memory. ``failing`` maps ``write``, ``sync`` or ``open`` to an errno."""
+    """Files in memory. ``failing`` maps ``write``, ``sync``, ``read`` or ``open`` to an errno.
+
+    ``set_aside`` lists what was ever kept in ``.bad`` files, or should have been on a full disk;
+    ``bad_files`` those of them since it was last cleared whose directory is still there.
+    """
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.failing: dict[str, int] = {}
         self.lies = False
-        self._inodes: dict[str, _Inode] = {}
+        self.set_aside: list[SetAside] = []
+        self.bad_files: list[str] = []
+        self._inodes: dict[str, Inode] = {}
         self._unsynced_names: set[str] = set()
         self._directories: set[str] = {"", "."}
 
@@ -109,7 +129,7 @@ class Disk:
         if inode is None:
             if not create or dirname(path) not in self._directories:
                 raise FileNotFoundError(errno.ENOENT, strerror(errno.ENOENT), path)
-            inode = self._inodes[path] = _Inode()
+            inode = self._inodes[path] = Inode()
             self._unsynced_names.add(path)
         return SimFile(self, path, inode)
 
@@ -134,6 +154,7 @@ class Disk:
     def remove_tree(self, path: str) -> None:
         for name in [name for name in self._inodes if name.startswith(f"{path}/")]:
             self.remove(name)
+        self.bad_files = [name for name in self.bad_files if not name.startswith(f"{path}/")]
         self._directories = {
             name for name in self._directories if name != path and not name.startswith(f"{path}/")
         }
@@ -149,8 +170,12 @@ class Disk:
         return bytes(self._inodes[path].data)
 
     def replace_whole(self, path: str, content: bytes) -> None:
+        if path.endswith(".bad"):
+            source, offset, _ = path.rsplit(".", 2)
+            self.set_aside.append(SetAside(source, int(offset), int(offset) + len(content)))
+            self.bad_files.append(path)
         self._raise_fault("write", path)
-        inode = self._inodes[path] = _Inode()
+        inode = self._inodes[path] = Inode()
         inode.data[:] = inode.synced = content
 
     def keep_name(self, path: str) -> None:
@@ -158,6 +183,34 @@ class Disk:
         self._unsynced_names.discard(path)
 
     # -- what the simulation does to it -----------------------------------------------------
+
+    def paths(self, ending: str) -> list[str]:
+        """The files whose name ends so, sorted."""
+        return sorted(path for path in self._inodes if path.endswith(ending))
+
+    def content(self, path: str) -> bytes:
+        """What reading the file would give; nothing if there is no such file."""
+        inode = self._inodes.get(path)
+        return b"" if inode is None else bytes(inode.data)
+
+    def flip_bit(self, path: str, at: int, bit: int) -> None:
+        """One bit of byte ``at`` rots, whether it has been synced or not."""
+        inode = self._inodes[path]
+        inode.damaged = True
+        inode.data[at] ^= 1 << bit
+        if at < len(inode.synced):
+            synced = bytearray(inode.synced)
+            synced[at] ^= 1 << bit
+            inode.synced = bytes(synced)
+
+    def vanish(self, path: str) -> Inode:
+        """The name is gone; whoever has the file open reads and writes on."""
+        self._unsynced_names.discard(path)
+        return self._inodes.pop(path)
+
+    def is_whole(self, path: str) -> bool:
+        """Whether the file is there and nothing has befallen it since it was made."""
+        return path in self._inodes and not self._inodes[path].damaged
 
     def lose_power(self) -> None:
         """Keep what is on the device, and a random part of what is only in the page cache."""

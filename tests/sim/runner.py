@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nsqpy.errors import NSQError
 from tests.sim.world import World
 
 __all__ = ["STEPS", "Outcome", "SimulationError", "simulate"]
@@ -12,7 +11,8 @@ STEPS = 150
 
 
 class SimulationError(AssertionError):
-    """A seed broke a promise. Repeat it with ``python -m tests.sim SEED``."""
+    """A seed broke a promise; the text is what it did, step by step. Repeat it with
+    ``python -m tests.sim SEED``."""
 
     def __init__(self, seed: int, world: World, step: int, cause: BaseException) -> None:
         super().__init__(seed, step)
@@ -22,21 +22,24 @@ class SimulationError(AssertionError):
         self.cause = cause
 
     def __str__(self) -> str:
-        config = self.world.config
+        world, config = self.world, self.world.config
+        steps = [f"{number:4} {text}" for number, text in enumerate(world.trace, 1)]
         return (
-            f"seed {self.seed}, step {self.step}: {self.cause!r}; durability {config.durability}, "
-            f"window {config.mem_queue_size}, segments of {config.max_bytes_per_file}; "
-            f"last commands: {' '.join(self.world.trace[-12:])}"
+            f"seed {self.seed}, step {self.step}: {self.cause!r}\n"
+            f"durability {config.durability}, window {config.mem_queue_size}, segments of "
+            f"{config.max_bytes_per_file} bytes; it could {', '.join(world.enabled)}\n"
+            + "\n".join(steps)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened under one seed, in messages."""
+    """What happened under one seed, in messages; ``damaged`` are what damage took, and may."""
 
     published: int
     delivered: int
     duplicates: int
+    damaged: int
 
 
 def simulate(
@@ -59,11 +62,12 @@ def simulate(
             if trace is not None:
                 trace(f"{done} {world.trace[-1]}\n")
         world.drain()
-    except (AssertionError, NSQError, OSError, LookupError, TypeError, ValueError) as cause:
+    except Exception as cause:
         raise SimulationError(seed, world, done, cause) from cause
     deliveries = world.model.deliveries
     return Outcome(
         published=world.model.published,
         delivered=deliveries.total(),
         duplicates=deliveries.total() - len(deliveries),
+        damaged=world.model.damaged,
     )

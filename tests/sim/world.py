@@ -1,12 +1,10 @@
-"""One simulated daemon, its clients, a disk that misbehaves, and a small model of what is owed.
+"""One simulated daemon, its clients and a disk that misbehaves, moved one random step at a time.
 
-A seed decides everything: the configuration, how likely each command is (a swarm: some seeds never
-requeue, some hardly do anything else), which faults strike and when. The model knows only what a
-client can know: what was answered OK, what was finished, what was due when.
+A seed decides everything: the configuration, which commands and faults there are and how likely
+each is (a swarm: some seeds never requeue, some hardly do anything else), and when they strike.
 """
 
 import errno
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -14,171 +12,41 @@ from random import Random
 from nsqpy.clock import MILLISECOND, SECOND, ManualClock
 from nsqpy.config import Durability, NsqdConfig
 from nsqpy.core.broker import Broker
-from nsqpy.core.channel import Channel, NotInFlightError, NotOwnerError
-from nsqpy.core.stats import ClientStats
-from nsqpy.core.subscription import Subscription
+from nsqpy.core.dead_letters import DeadLetterPolicy, dead_letter_topic
 from nsqpy.core.topic import Ticket
 from nsqpy.errors import NSQError, StorageError
-from nsqpy.message import MessageID
-from nsqpy.protocol.frames import FrameParser, MessageFrames
+from nsqpy.storage.metadata import METADATA_FILE
+from tests.sim.client import MSG_TIMEOUT_NS, Client
+from tests.sim.damage import Damage
 from tests.sim.disk import Disk
+from tests.sim.model import InvariantError, Key, Model
 
-__all__ = ["InvariantError", "World"]
+__all__ = ["World"]
 
 TOPICS = ("orders", "events")
 CHANNELS = ("archive", "metrics", "mail")
-MSG_TIMEOUT_NS = 60 * SECOND
-
-
-class InvariantError(AssertionError):
-    """A promise of DESIGN 3 is broken; the text says which, and by what."""
-
-
-class Client:
-    """A consumer that remembers what it holds."""
-
-    def __init__(self, world: "World", topic: str, name: str) -> None:
-        self.key = (topic, name)
-        self.subscription = Subscription(self, msg_timeout_ns=MSG_TIMEOUT_NS)
-        self.channel: Channel = world.broker.subscribe(topic, name, self.subscription)
-        self.holding: dict[MessageID, bytes] = {}
-        self.gone = False
-        self._world = world
-        self._parser = FrameParser()
-
-    def deliver(self, frames: list[bytes]) -> None:
-        for frame in self._parser.feed(b"".join(frames)):
-            assert isinstance(frame, MessageFrames)
-            for _, _, identity, body in frame.messages:
-                self.holding[MessageID(identity)] = body
-                self._world.model.delivered(self.key, body, self._world.clock.now().wall_ns)
-
-    def cut(self) -> None:
-        self.gone = True
-
-    def stats(self) -> ClientStats:
-        return ClientStats(
-            client_id="sim", hostname="sim", remote_address="sim:1", state=3, connect_ts=0
-        )
-
-
-class Queue:
-    """What the model knows of one channel. Bodies are unique, so they name messages."""
-
-    def __init__(self) -> None:
-        self.owed: set[bytes] = set()  # answered OK, not finished
-        self.finishing: set[bytes] = set()  # finished, perhaps not in the journal yet
-        self.flushed: set[bytes] = set()  # in the journal, perhaps not on the device yet
-        self.synced: set[bytes] = set()  # so is what it was moved from, one sync later
-        # Moved from one log to another lately: a crash may leave both copies. Of two generations,
-        # since an acknowledgement is written after the copy is safe, and is itself safe later.
-        self.moving: set[bytes] = set()
-        self.moved: set[bytes] = set()
-        self.doubled: set[bytes] = set()
-        self.finished: set[bytes] = set()  # finished and on disk
-
-
-class Publication:
-    """Bodies, and whom they are owed to once there is an OK: every channel that existed when they
-    were published, or else the first to appear."""
-
-    def __init__(self, bodies: list[bytes], queues: list[Queue]) -> None:
-        self.bodies = bodies
-        self.queues = queues
-        self.acknowledged = False
-
-    def acknowledge(self) -> None:
-        self.acknowledged = True
-        for queue in self.queues:
-            queue.owed.update(self.bodies)
-            queue.owed -= queue.finished | queue.synced | queue.flushed | queue.finishing
-
-
-class Model:
-    """The promises, seen from outside."""
-
-    def __init__(self) -> None:
-        self.queues: dict[tuple[str, str], Queue] = {}
-        self.offered: dict[str, set[bytes]] = {topic: set() for topic in TOPICS}
-        self.unclaimed: dict[str, list[Publication]] = {topic: [] for topic in TOPICS}
-        self.due_ns: dict[bytes, int] = {}
-        self.known: set[bytes] = set()
-        self.deliveries: Counter[tuple[tuple[str, str], bytes]] = Counter()
-        self.duplicates = 0
-        self.published = 0
-
-    def add_channel(self, key: tuple[str, str]) -> None:
-        if key in self.queues:
-            return
-        queue = self.queues[key] = Queue()
-        unclaimed, self.unclaimed[key[0]] = self.unclaimed[key[0]], []
-        for publication in unclaimed:
-            publication.queues = [queue]
-            if publication.acknowledged:
-                publication.acknowledge()
-
-    def publish(self, topic: str, bodies: list[bytes]) -> Publication:
-        self.offered[topic].update(bodies)
-        queues = [queue for key, queue in self.queues.items() if key[0] == topic]
-        publication = Publication(bodies, queues)
-        if not queues:
-            self.unclaimed[topic].append(publication)
-        return publication
-
-    def acknowledged(self, publication: Publication) -> None:
-        self.published += len(publication.bodies)
-        publication.acknowledge()
-
-    def delivered(self, key: tuple[str, str], body: bytes, wall_ns: int) -> None:
-        queue = self.queues[key]
-        if body not in self.known:
-            raise InvariantError(f"{key} got {body!r}, which nobody published")
-        if body in queue.finished and body not in queue.doubled:
-            raise InvariantError(f"{key} got {body!r} again after its FIN was on disk")
-        if wall_ns < self.due_ns.get(body, 0) - MILLISECOND:
-            raise InvariantError(f"{key} got {body!r} before it was due")
-        self.deliveries[key, body] += 1
-
-    def finish(self, key: tuple[str, str], body: bytes) -> None:
-        queue = self.queues[key]
-        queue.owed.discard(body)
-        queue.finishing.add(body)
-
-    def flush(self) -> None:
-        """Everything finished so far is in the journal."""
-        for queue in self.queues.values():
-            queue.flushed |= queue.finishing
-            queue.finishing = set()
-
-    def settle(self) -> None:
-        """Everything in the journal is as safe as it will get."""
-        for queue in self.queues.values():
-            queue.finished |= queue.synced
-            queue.synced, queue.flushed = queue.flushed, set()
-            queue.moved, queue.moving = queue.moving, set()
-
-    def crash(self) -> None:
-        """What was finished in the last moments may come again, or may not."""
-        for queue in self.queues.values():
-            queue.finishing = set()
-            queue.flushed = set()
-            queue.synced = set()
-            queue.doubled |= queue.moving | queue.moved
-
-    def empty(self, key: tuple[str, str]) -> None:
-        self.queues[key] = Queue()
+METADATA_PATH = f"data/{METADATA_FILE}"
+FAULTS = {
+    "write": errno.ENOSPC,
+    "sync": errno.EIO,
+    "read": errno.EIO,
+    "open": errno.EMFILE,
+}
 
 
 class World:
-    """``step`` does one random thing and checks every invariant; ``drain`` ends it."""
+    """``step`` does one random thing and checks every invariant; ``drain`` ends it.
+
+    ``trace`` says what was done, a line a step; ``enabled`` what this seed can do at all.
+    """
 
     def __init__(self, seed: int, *, lies: bool = False) -> None:
         self.random = Random(seed)
         self.disk = Disk(Random(seed + 1))
         self.clock = ManualClock()
-        self.model = Model()
+        self.model = Model(TOPICS, self.clock)
+        self.damage = Damage(self.disk, self.model, Random(seed + 2))
         self.clients: list[Client] = []
-        self.paused: set[str] = set()
         self.serial = 0
         self.trace: list[str] = []
         durability = self.random.choice([Durability.DISK, Durability.DISK, Durability.FSYNC])
@@ -191,39 +59,76 @@ class World:
             sync_every=self.random.choice([1, 10, 2500]),
         )
         self.disk.lies = lies
-        weights = {command: self.random.choice([0, 1, 1, 3, 10]) for command in self._commands()}
-        weights[self._publish] = weights[self._publish] or 3
-        weights[self._turn] = 10
-        weights[self._deliver] = weights[self._deliver] or 5
-        for rare in (self._kill, self._restart, self._lose_power, self._delete, self._empty):
-            weights[rare] = min(weights.get(rare, 0), 1)
-        self._weights = weights
+        self._weights = self._draw_weights()
+        self.enabled = [_name(command) for command, weight in self._weights.items() if weight]
+        self._decay = self.random.choice([0, 0, 0.3, 1])  # how likely files rot while it is down
         self.disk.make_directory("data")
         self._start()
 
-    def _commands(self) -> list[Callable[[], None]]:
-        commands = [
-            *(self._publish, self._publish_deferred, self._turn, self._subscribe, self._leave),
-            *(self._deliver, self._finish, self._requeue, self._touch, self._wait, self._pause),
-            *(self._empty, self._delete, self._sync, self._fail_disk, self._heal_disk),
-            *(self._restart, self._kill),
+    def _draw_weights(self) -> dict[Callable[[], None], int]:
+        always = {self._publish: 3, self._turn: 10, self._deliver: 5, self._subscribe: 1}
+        often = [
+            *(self._publish_deferred, self._leave, self._finish, self._requeue),
+            *(self._touch, self._wait, self._pause, self._sync, self._fail_disk, self._heal_disk),
+            *(self._configure, self._redrive),
+        ]
+        rare = [
+            *(self._empty, self._delete, self._empty_grave, self._restart, self._kill),
+            *(self._flip_bit, self._vanish),
         ]
         if self.config.durability is Durability.FSYNC:
-            commands.append(self._lose_power)
-        return commands
+            rare.append(self._lose_power)
+        random = self.random
+        weights = {command: random.choice([weight, 3, 10]) for command, weight in always.items()}
+        weights |= {command: random.choice([0, 1, 1, 3, 10]) for command in often}
+        weights |= {command: random.choice([0, 1]) for command in rare}
+        focus = random.choice(
+            [
+                *((), ()),
+                (self._configure, self._requeue, self._wait, self._redrive),
+                (self._flip_bit, self._vanish, self._kill, self._restart),
+            ]
+        )
+        return weights | dict.fromkeys(focus, 3)
 
     # -- running ----------------------------------------------------------------------------
 
     def step(self) -> None:
         (command,) = self.random.choices(list(self._weights), weights=list(self._weights.values()))
-        self.trace.append(command.__name__.lstrip("_"))
+        self.trace.append(_name(command))
         command()
         self._check()
 
+    def note(self, text: str) -> None:
+        """Add to the trace what the step under way does."""
+        self.trace[-1] += f" {text}"
+
     def _start(self) -> None:
+        rotten = not self.disk.is_whole(METADATA_PATH)
+        self.disk.bad_files = []
+        self._set_aside_before = len(self.disk.set_aside)
+        try:
+            self._load()
+        except StorageError as error:
+            if not rotten or "failed to parse metadata" not in str(error):
+                raise
+            # The start is refused. What somebody can do is move the file away: whatever has a
+            # directory exists without it, and only pauses and configurations are lost.
+            self.note("refused")
+            self.disk.remove(METADATA_PATH)
+            self._load()
+        self._check_topology()
+        if rotten:
+            self._repair_metadata()
+        else:
+            self._check_metadata()
+
+    def _load(self) -> None:
         now = self.clock.now()
         self.broker = Broker(self.config, self.disk, self.random, wake=_nothing, start=now)
         self.broker.load(now)
+
+    def _check_topology(self) -> None:
         known = self.model.queues
         for topic_name, name in known:
             found = self.broker.topics.get(topic_name)
@@ -231,43 +136,84 @@ class World:
                 raise InvariantError(f"channel {topic_name}/{name} is gone")
         # A channel whose creation or deletion was answered with an error may be there or not.
         for topic in self.broker.topics.values():
-            for name in [name for name in topic.channels if (topic.name, name) not in known]:
-                self.broker.delete_channel(topic.name, name)
+            for name in list(topic.channels):
+                if (topic.name, name) not in known and (topic.name, name) not in self.model.graves:
+                    self.broker.delete_channel(topic.name, name)
+
+    def _check_metadata(self) -> None:
+        for name, paused in self.model.paused.items():
+            if self.broker.topics[name].paused is not paused:
+                raise InvariantError(f"topic {name} should have paused={paused}")
+        for key, policy in self.model.policies.items():
+            if self.broker.channel_config(*key) != policy:
+                raise InvariantError(f"channel {key} has lost its configuration")
+
+    def _repair_metadata(self) -> None:
+        """Set once more what a damaged file may have lost, or changed."""
+        self.model.paused = {}
+        for key in self.model.queues:
+            self._set_policy(key, self.model.policies.get(key, DeadLetterPolicy()))
 
     def _check(self) -> None:
-        """Invariant 3: every message is in exactly one place."""
+        """Invariant 3, every message is in exactly one place; and damage is counted."""
+        told = 0
         for topic in self.broker.topics.values():
+            told += topic.bad_block_count
             for channel in topic.channels.values():
+                told += channel.bad_block_count
                 channel.audit()
+        least, most = len(self.disk.bad_files), len(self.disk.set_aside) - self._set_aside_before
+        if not least <= told <= most:
+            raise InvariantError(f"bad_block_count is {told}, set aside were {least} to {most}")
 
     def drain(self) -> None:
         """Let everybody finish everything, and see whether anything owed never came."""
         self.disk.failing = {}
+        self.trace.append("drain")
         for topic in self.broker.topics.values():
             topic.unpause()
             for channel in topic.channels.values():
                 channel.unpause()
-        for key in list(self.model.queues):
-            client = Client(self, *key)
-            client.subscription.ready_count = 2500
-            client.channel.update_credit(client.subscription)
-            self.clients.append(client)
-        for _ in range(200):
+        self.model.forget_delays()
+        for key in self.model.queues:
+            self.clients.append(Client(self.broker, self.model, key, 2500))
+        for attempt in range(200):
+            self._exhume()
             self._turn()
             self._run_sync()
             for client in self.clients:
                 while client.holding and not client.gone:
                     self._finish_some(client, len(client.holding))
-            if not any(queue.owed for queue in self.model.queues.values()):
+            if not self._is_busy():
                 break
-            self.clock.advance(20 * MSG_TIMEOUT_NS)
+            self.clock.advance(MSG_TIMEOUT_NS << min(attempt, 20))  # at last for two years
             self._check()
-        for key, queue in self.model.queues.items():
-            if queue.owed:
-                sample = sorted(queue.owed)[:3]
-                raise InvariantError(f"{key} never got {len(queue.owed)} messages: {sample}")
+        self.damage.account()
+        self.model.check_nothing_lost(self.disk.set_aside)
+        if self._is_busy():
+            raise InvariantError("there is a message that nobody can get")
 
-    # -- commands ---------------------------------------------------------------------------
+    def _exhume(self) -> None:
+        """Send all dead letters back to where they came from, wherever that sent them."""
+        for (dead_topic, _), key in self.model.graves.items():
+            if key in self.model.queues:
+                policy = DeadLetterPolicy(dead_letter_topic=dead_topic)
+                self.broker.set_channel_config(*key, policy)
+                self.broker.redrive(*key, 100_000, self.clock.now())
+
+    def _is_busy(self) -> bool:
+        """Whether a message is left that somebody is owed."""
+        for topic in self.broker.topics.values():
+            if topic.channels and topic.depth:
+                return True
+            for name, channel in topic.channels.items():
+                key = topic.name, name
+                counts = channel.depth, channel.in_flight_count, channel.deferred_count
+                if self.model.graves.get(key, key) in self.model.queues and any(counts):
+                    return True
+        return False
+
+    # -- publishing -------------------------------------------------------------------------
 
     def _bodies(self) -> list[bytes]:
         count = self.random.choice([1, 1, 1, 2, 7, 40])
@@ -281,14 +227,15 @@ class World:
         self._publish_at(0)
 
     def _publish_deferred(self) -> None:
-        delay_ns = self.random.choice([1, 500, 5_000, 3_000_000]) * MILLISECOND
+        delay_ns = self.random.choice([1, 500, 5_000, 3_000_000, 40_000_000_000]) * MILLISECOND
         self._publish_at(self.clock.now().wall_ns + delay_ns)
 
     def _publish_at(self, deliver_at_ns: int) -> None:
         topic = self.random.choice(TOPICS)
         bodies = self._bodies()
-        for body in bodies:
-            self.model.due_ns[body] = deliver_at_ns
+        self.note(f"{topic} {bodies[-1].rstrip(b'.').decode()}+{len(bodies)}")
+        if deliver_at_ns:
+            self.model.due_ns |= dict.fromkeys(bodies, deliver_at_ns)
         model = self.model
         try:
             ticket = self.broker.publish(topic, bodies, deliver_at_ns=deliver_at_ns)
@@ -303,18 +250,19 @@ class World:
 
         ticket.on_done = note
 
+    # -- the daemon's own -------------------------------------------------------------------
+
     def _turn(self) -> None:
-        now = self.clock.now()
-        for key, queue in self.model.queues.items():
-            topic = self.broker.topics.get(key[0])
-            if topic is not None and topic.depth:
-                queue.moving |= self.model.offered[key[0]] - queue.finished
-        self.broker.turn(now)
+        self.model.pump(self._topics_with_messages())
+        self.broker.turn(self.clock.now())
+        self.model.end_pump(self._topics_with_messages())
         if not self.broker.retrying:
             self.model.flush()
             if self.config.durability is not Durability.FSYNC:
-                self.model.settle()
-                self.model.settle()
+                self.model.settle_all()
+
+    def _topics_with_messages(self) -> set[str]:
+        return {topic.name for topic in self.broker.topics.values() if topic.depth}
 
     def _sync(self) -> None:
         if self.broker.sync_due(self.clock.now()):
@@ -329,24 +277,33 @@ class World:
             error = failure
         self.broker.end_sync(work, error)
         if error is None:
-            self.model.settle()
+            self.model.settle(all_written=not self.broker.retrying)
+        else:
+            self.model.fail_sync()
+
+    # -- consumers --------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
         key = (self.random.choice(TOPICS), self.random.choice(CHANNELS))
+        graves = [grave for grave in self.model.graves if self._has(grave)]
+        if graves and self.random.random() < 0.2:
+            key = self.random.choice(graves)
+        self.note("/".join(key))
         try:
-            client = Client(self, *key)
+            client = Client(self.broker, self.model, key, self.random.choice([1, 3, 50]))
         except NSQError:
             return
-        self.model.add_channel(key)
-        client.subscription.ready_count = self.random.choice([1, 3, 50])
-        client.channel.update_credit(client.subscription)
+        if key not in self.model.graves:
+            self.model.add_channel(key)
         self.clients.append(client)
+
+    def _has(self, key: Key) -> bool:
+        topic = self.broker.topics.get(key[0])
+        return topic is not None and key[1] in topic.channels
 
     def _leave(self) -> None:
         if self.clients:
-            client = self.clients.pop(self.random.randrange(len(self.clients)))
-            if not client.gone:
-                client.channel.unsubscribe(client.subscription)
+            self.clients.pop(self.random.randrange(len(self.clients))).leave()
 
     def _deliver(self) -> None:
         self._turn()
@@ -365,54 +322,45 @@ class World:
         ids = list(client.holding)
         if self.random.random() < 0.3:
             self.random.shuffle(ids)
-        ids = ids[:count]
-        failed = {identity for identity, _ in client.channel.finish(client.subscription, ids)}
-        for identity in ids:
-            body = client.holding.pop(identity)
-            if identity not in failed:
-                self.model.finish(client.key, body)
+        client.finish(ids[:count])
 
     def _requeue(self) -> None:
         client = self._some_client()
-        if client is None:
-            return
-        identity = self.random.choice(list(client.holding))
-        body = client.holding.pop(identity)
-        delay_ns = self.random.choice([0, 0, 100, 10_000]) * MILLISECOND
-        now = self.clock.now()
-        try:
-            client.channel.requeue(client.subscription, identity, delay_ns, now)
-        except (NotInFlightError, NotOwnerError):
-            return
-        if delay_ns:
-            self.model.queues[client.key].moving.add(body)
-            self.model.due_ns[body] = 0  # due per channel; lateness is what requeue is tested for
+        if client is not None:
+            delay_ns = self.random.choice([0, 0, 100, 10_000]) * MILLISECOND
+            count = self.random.choice([1, len(client.holding)])
+            for identity in self.random.sample(list(client.holding), count):
+                client.requeue(identity, delay_ns, self.clock.now())
+            if self.disk.failing:  # the dead letter topic may not take them
+                self.model.forget_delays()
 
     def _touch(self) -> None:
         client = self._some_client()
         if client is not None:
-            identity = self.random.choice(list(client.holding))
-            try:
-                client.channel.touch(client.subscription, identity, self.clock.now().monotonic_ns)
-            except (NotInFlightError, NotOwnerError):
-                client.holding.pop(identity)
+            client.touch(self.random.choice(list(client.holding)), self.clock.now())
 
     def _wait(self) -> None:
-        self.clock.advance(self.random.choice([1, 100, 2_000, 61_000]) * MILLISECOND)
+        waits_ms = [1, 100, 2_000, 61_000, 1_500_000, 20_000_000_000]
+        self.clock.advance(self.random.choice(waits_ms) * MILLISECOND)
         self._turn()
 
+    # -- administration ---------------------------------------------------------------------
+
     def _pause(self) -> None:
-        topic = self.random.choice(TOPICS)
-        if topic in self.broker.topics:
-            entry = self.broker.topics[topic]
-            if entry.paused:
-                entry.unpause()
-            else:
-                entry.pause()
+        name = self.random.choice(TOPICS)
+        topic = self.broker.topics.get(name)
+        if topic is None:
+            return
+        self.model.paused.pop(name, None)
+        change = self.broker.unpause_topic if topic.paused else self.broker.pause_topic
+        with suppress(StorageError):
+            change(name)
+            self.model.paused[name] = topic.paused
 
     def _empty(self) -> None:
         key = self._some_key()
         if key is not None:
+            self.note("/".join(key))
             self.broker.empty_channel(*key)
             self.model.empty(key)
 
@@ -420,49 +368,114 @@ class World:
         key = self._some_key()
         if key is None:
             return
+        self.note("/".join(key))
         with suppress(StorageError):
             self.broker.delete_channel(*key)
-        if key[1] not in self.broker.topics[key[0]].channels:
-            del self.model.queues[key]
+        if not self._has(key):
+            self.model.delete_channel(key)
 
-    def _some_key(self) -> tuple[str, str] | None:
+    def _some_key(self) -> Key | None:
         keys = [key for key in self.model.queues if key[0] in self.broker.topics]
         return self.random.choice(keys) if keys else None
 
+    # -- dead letters -----------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        key = self._some_key()
+        if key is None:
+            return
+        random = self.random
+        policy = DeadLetterPolicy(
+            max_attempts=random.choice([0, 1, 2, 3]),
+            dead_letter_topic=random.choice(["", "graves.{}.{}".format(*key)]),
+            retry_delay_ns=random.choice([0, 0, 100, 5_000]) * MILLISECOND,
+            retry_delay_factor=random.choice([1.0, 2.0, 10.0]),
+            retry_delay_max_ns=20 * SECOND,
+        )
+        self.note(f"{'/'.join(key)} max_attempts={policy.max_attempts}")
+        with suppress(StorageError):
+            self._set_policy(key, policy)
+
+    def _set_policy(self, key: Key, policy: DeadLetterPolicy) -> None:
+        self.model.configure(key, policy, dead_letter_topic(policy, *key))
+        self.broker.set_channel_config(*key, policy)
+        self.model.policies[key] = self.broker.channel_config(*key)
+
+    def _redrive(self) -> None:
+        key = self._some_key()
+        if key is None:
+            return
+        self.model.note_moves()
+        self.model.queues[key].forget_delays()
+        with suppress(StorageError):
+            limit = self.random.choice([1, 10, 1000])
+            count, _ = self.broker.redrive(*key, limit, self.clock.now())
+            self.note(f"{'/'.join(key)} {count}")
+
+    def _empty_grave(self) -> None:
+        """Drop somebody's dead letters; nobody but the daemon knows exactly which those are."""
+        graves = [grave for grave in self.model.graves if self._has(grave)]
+        if not graves:
+            return
+        grave = self.random.choice(graves)
+        self.note(grave[0])
+        self.model.queue(grave).drop_tried()
+        if self.random.random() < 0.5:
+            self.broker.empty_channel(*grave)
+        else:
+            with suppress(StorageError):
+                self.broker.delete_topic(grave[0])
+
+    # -- faults -----------------------------------------------------------------------------
+
     def _fail_disk(self) -> None:
-        operation = self.random.choice(["write", "sync", "open"])
-        code = {"write": errno.ENOSPC, "sync": errno.EIO, "open": errno.EMFILE}[operation]
-        self.disk.failing = {operation: code}
+        operation = self.random.choice(list(FAULTS))
+        self.note(operation)
+        self.disk.failing = {operation: FAULTS[operation]}
+        self.model.forget_delays()
 
     def _heal_disk(self) -> None:
         self.disk.failing = {}
         self.clock.advance(SECOND)
         self._turn()
 
+    def _flip_bit(self) -> None:
+        self.note(self.damage.flip_bit())
+
+    def _vanish(self) -> None:
+        self.note(self.damage.vanish())
+
     def _restart(self) -> None:
         self.disk.failing = {}
         self.broker.close()
         self.model.flush()
-        self.model.settle()
-        self.model.settle()
-        self._forget_clients()
-        self._start()
+        self.model.settle_all()
+        self._start_again()
 
     def _kill(self) -> None:
-        self.disk.failing = {}
         self.model.crash()
-        self._forget_clients()
-        self._start()
+        self._start_again()
 
     def _lose_power(self) -> None:
-        self.disk.failing = {}
         self.disk.lose_power()
         self.model.crash()
-        self._forget_clients()
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self.disk.failing = {}
+        self.clock.advance(10 * MILLISECOND)  # it takes time, or message ids would come again
+        self.clients = []
+        self.model.forget_delays()
+        while self.random.random() < self._decay / 2:
+            self.note(
+                self.damage.flip_bit() if self.random.random() < 0.7 else self.damage.vanish()
+            )
+        self.damage.before_start()
         self._start()
 
-    def _forget_clients(self) -> None:
-        self.clients = []
+
+def _name(command: Callable[[], None]) -> str:
+    return command.__name__.lstrip("_")
 
 
 def _nothing() -> None:
