@@ -4,6 +4,7 @@ A rate by itself means little on a machine that others use. So both are given th
 after the other, and what counts is the ratio within a round; several rounds give a median.
 
     python -m benchmarks.compare [--rounds=3] [--seconds=2] [--durability=disk] [--json]
+    python -m benchmarks.compare --durability=disk --against=memory
 
 Yardstick: ``benchmarks/yardstick.py``. Loads: ``benchmarks/load.py``.
 """
@@ -39,7 +40,7 @@ _LISTENING = re.compile(r"\b(TCP|HTTP): listening on (\S+)")
 _START_SECONDS = 20.0
 _LOG_LINES = 40
 _TOPIC = "bench"
-_SERVERS = YARDSTICK, DAEMON = "yardstick", "nsqpy"
+YARDSTICK, DAEMON = "yardstick", "nsqpy"
 
 
 class BenchmarkError(Exception):
@@ -76,6 +77,12 @@ def _parse_mode(raw: str) -> str:
     return raw
 
 
+def _parse_against(raw: str) -> str:
+    if raw not in (YARDSTICK, *Durability):
+        raise ValueError(f"must be {YARDSTICK} or one of {', '.join(Durability)}")
+    return raw
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
     rounds: int = option(3, minimum=1, help="how many times each does everything")
@@ -83,10 +90,23 @@ class _Options:
     durability: Durability = option(  # noqa: RUF009 - it makes a dataclass field
         Durability.DISK, parse=one_of(Durability), metavar="LEVEL", help="the daemon's"
     )
+    against: str = option(
+        "yardstick",
+        parse=_parse_against,
+        metavar="LEVEL",
+        help="what it is compared with: the yardstick, or the daemon at another durability",
+    )
+    flag: tuple[str, ...] = option(
+        (), metavar="FLAG", help="one more for every daemon (repeatable): --flag=--mem-queue-size=0"
+    )
     work: tuple[str, ...] = option(
         (), parse=_parse_mode, metavar="MODE", help=f"only this (repeatable): {_MODES}"
     )
     json: bool = option(False, help="print the figures of every round instead of tables")
+
+    def servers(self) -> tuple[str, str]:
+        """The one compared with, and the daemon."""
+        return self.against, DAEMON if self.against == YARDSTICK else self.durability.value
 
     def works(self) -> list[Work]:
         """What to do; mpub and sub go together."""
@@ -175,15 +195,19 @@ class Target:
 
 def _measure(options: _Options, say: Callable[[str], None]) -> list[Round]:
     with tempfile.TemporaryDirectory(prefix="nsqpy-bench-") as scratch, ExitStack() as stack:
-        place = Path(scratch)
-        (place / "data").mkdir()
-        yardstick = Target(YARDSTICK, ["benchmarks.yardstick"], place / "yardstick.log")
-        daemon = Target(DAEMON, _daemon_command(place, options), place / "nsqd.log")
-        stack.enter_context(yardstick).wait_listening("TCP")
-        stack.enter_context(daemon).wait_listening("TCP", "HTTP")
-        targets = (yardstick, daemon)
-        for target in targets:
+        targets = []
+        for name in options.servers():
+            place = Path(scratch) / name
+            place.mkdir()
+            command = ["benchmarks.yardstick"]
+            if name != YARDSTICK:
+                level = options.durability.value if name == DAEMON else name
+                command = _daemon_command(place, level, options.flag)
+            target = Target(name, command, Path(scratch) / f"{name}.log")
+            listeners = ["TCP"] if name == YARDSTICK else ["TCP", "HTTP"]
+            stack.enter_context(target).wait_listening(*listeners)
             _drain(target, 0.2)  # makes the channel
+            targets.append(target)
         rounds: list[Round] = []
         for number in range(options.rounds):
             # Who goes first changes, so that neither always profits from what went before.
@@ -194,16 +218,16 @@ def _measure(options: _Options, say: Callable[[str], None]) -> list[Round]:
                 works[work.name] = {
                     target.name: _do(target, work, options.seconds)
                     for target in order
-                    if work.yardstick_can or target is daemon
+                    if work.yardstick_can or target.name != YARDSTICK
                 }
             rounds.append(works)
         return rounds
 
 
-def _daemon_command(place: Path, options: _Options) -> list[str]:
+def _daemon_command(place: Path, level: str, flags: Sequence[str]) -> list[str]:
     return [
         *("nsqpy", "nsqd", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"),
-        *(f"--data-path={place / 'data'}", f"--durability={options.durability.value}"),
+        *(f"--data-path={place}", f"--durability={level}", *flags),
     ]
 
 
@@ -222,32 +246,36 @@ def _drain(target: Target, at_most_s: float) -> None:
 # --- showing ---
 
 
-def _medians(rounds: Sequence[Round], work: Work, figure: str) -> dict[str, float]:
+def _medians(
+    rounds: Sequence[Round], servers: tuple[str, str], work: Work, figure: str
+) -> dict[str, float]:
     """Of each server, and of the ratios in each round; what was not measured is left out."""
     seen = [one[work.name] for one in rounds]
     found = {
         name: median(one[name][figure] for one in seen)
-        for name in _SERVERS
+        for name in servers
         if all(figure in one.get(name, ()) for one in seen)
     }
-    if len(found) == 2 and all(one[YARDSTICK][figure] for one in seen):
-        ratios = sorted(one[DAEMON][figure] / one[YARDSTICK][figure] for one in seen)
+    base, daemon = servers
+    if len(found) == 2 and all(one[base][figure] for one in seen):
+        ratios = sorted(one[daemon][figure] / one[base][figure] for one in seen)
         found |= {"ratio": median(ratios), "lowest": ratios[0], "highest": ratios[-1]}
     return found
 
 
 def _rows(
-    rounds: Sequence[Round], works: Sequence[Work]
+    rounds: Sequence[Round], options: _Options
 ) -> Iterator[tuple[str, str, str, dict[str, float]]]:
     """Work, what is measured, how it is written, medians."""
-    for work in works:
+    servers = options.servers()
+    for work in options.works():
         if work.rate:
-            yield work.name, "messages/s", ",.0f", _medians(rounds, work, work.rate)
-            yield work.name, "CPU us each", ".2f", _medians(rounds, work, _CPU)
+            yield work.name, "messages/s", ",.0f", _medians(rounds, servers, work, work.rate)
+            yield work.name, "CPU us each", ".2f", _medians(rounds, servers, work, _CPU)
         else:
             for figure in _LATENCIES:
                 shown = figure.replace("_us", ", us")
-                yield work.name, shown, ",.0f", _medians(rounds, work, figure)
+                yield work.name, shown, ",.0f", _medians(rounds, servers, work, figure)
 
 
 def _table(rounds: Sequence[Round], options: _Options) -> Table:
@@ -259,11 +287,11 @@ def _table(rounds: Sequence[Round], options: _Options) -> Table:
     )
     table.add_column("work")
     table.add_column("figure")
-    for heading in (*_SERVERS, "ratio", "from - to"):
+    for heading in (*options.servers(), "ratio", "from - to"):
         table.add_column(heading, justify="right")
     last = ""
-    for work, figure, form, medians in _rows(rounds, options.works()):
-        cells = [format(medians[key], form) if key in medians else "-" for key in _SERVERS]
+    for work, figure, form, medians in _rows(rounds, options):
+        cells = [format(medians[key], form) if key in medians else "-" for key in options.servers()]
         if "ratio" in medians:
             cells.append(f"{medians['ratio']:.2f}")
             cells.append(f"{medians['lowest']:.2f} - {medians['highest']:.2f}")
@@ -274,12 +302,13 @@ def _table(rounds: Sequence[Round], options: _Options) -> Table:
 
 def _as_json(rounds: Sequence[Round], options: _Options, others: float) -> str:
     medians: dict[str, dict[str, dict[str, float]]] = {}
-    for work, figure, _, found in _rows(rounds, options.works()):
+    for work, figure, _, found in _rows(rounds, options):
         medians.setdefault(work, {})[figure] = found
     return json.dumps(
         {
             "seconds": options.seconds,
             "durability": options.durability.value,
+            "against": options.against,
             "processors": os.cpu_count(),
             "used_by_others": round(others, 3),
             "medians": medians,

@@ -51,6 +51,15 @@ def test_a_table_for_people() -> None:
     assert "mpub" not in result.stdout
 
 
+def test_one_level_against_another() -> None:
+    flags = ("--rounds=1", "--seconds=0.05", "--work=pub", "--flag=--mem-queue-size=0", "--json")
+    result = run("benchmarks.compare", "--against=memory", "--durability=fsync", *flags)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)["medians"]["pub, 2 connections"]["messages/s"]
+    assert figures.keys() == {"memory", "fsync", "ratio", "lowest", "highest"}
+    assert run("benchmarks.compare", "--against=paper").returncode == 2
+
+
 def test_idle_connections(nsqd: Daemon) -> None:
     where = (f"--tcp-address={nsqd.tcp_address}", f"--pid={nsqd.pid}")
     result = run("benchmarks.load", "idle", *where, "--connections=20", "--seconds=0.1")
