@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prometheus_client import CONTENT_TYPE_LATEST
+
 from nsqpy.clock import Clock
 from nsqpy.config import change_config, config_value, split_address
 from nsqpy.core.broker import NotFoundError
@@ -22,6 +24,7 @@ from nsqpy.core.topic import ExitingError, Ticket
 from nsqpy.daemon.debug import debug_routes
 from nsqpy.daemon.http_bodies import BOOLEANS, defer_ns, split_lines, split_records
 from nsqpy.daemon.memory import MemoryMeter
+from nsqpy.daemon.metrics import Metrics
 from nsqpy.errors import ConfigError, NSQError, StorageError
 from nsqpy.logs import set_level
 from nsqpy.names import is_valid_name
@@ -67,6 +70,7 @@ class HTTPApi:
         self._tcp_port = tcp_port
         self._http_port = 0
         self._memory = MemoryMeter()
+        self._metrics = Metrics(lambda: broker.stats(include_clients=False))
         self._server = HTTPServer(self._routes(), _log_request)
 
     async def listen(self, address: str) -> str:
@@ -95,6 +99,7 @@ class HTTPApi:
             "/ping": {"GET": Route(self._ping)},
             "/info": {"GET": Route(self._info)},
             "/stats": {"GET": Route(self._stats)},
+            "/metrics": {"GET": Route(self._show_metrics)},
             "/pub": {"POST": Route(self._pub, logged=False)},
             "/mpub": {"POST": Route(self._mpub, logged=False)},
             "/config/*": {"GET": Route(self._get_config), "PUT": Route(self._put_config)},
@@ -155,6 +160,9 @@ class HTTPApi:
         now = self._clock.now()
         uptime_ns = now.monotonic_ns - self._started_ns
         return text_reply(stats_text(stats, memory, now_ns=now.wall_ns, uptime_ns=uptime_ns))
+
+    async def _show_metrics(self, request: Request) -> Reply:
+        return Reply(200, self._metrics.page(), [("Content-Type", CONTENT_TYPE_LATEST)])
 
     async def _get_config(self, request: Request) -> Reply:
         return self._config_reply(request.segment)

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from nsqpy.clock import SystemClock
 from nsqpy.config import NsqdConfig
@@ -92,6 +93,31 @@ def put_in_the_way(path: Path) -> None:
     """A file where the daemon needs a directory."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
+
+
+class TestMetrics:
+    async def test_the_figures_of_stats_in_prometheus_format(
+        self, daemon: Daemon, http: HTTPConnection
+    ) -> None:
+        await http.ask("POST", "/channel/create?topic=t%23ephemeral&channel=c", b"")
+        assert is_ok(await http.ask("POST", "/pub?topic=t", b"abc"))
+        assert is_empty(await http.ask("POST", "/channel/create?topic=t&channel=c", b""))
+        assert is_ok(await http.ask("POST", "/pub?topic=t&defer=60000", b"later"))
+        answer = await http.ask("GET", "/metrics", b"")
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        found = {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(answer.body.decode())
+            for sample in family.samples
+        }
+        assert found["nsqd_healthy",] == 1
+        assert found["nsqd_topic_messages_total", "t"] == 2
+        assert found["nsqd_topic_message_bytes_total", "t"] == 8
+        assert found["nsqd_channel_deferred", "c", "t"] == 1
+        assert found["nsqd_channel_bad_blocks_total", "c", "t"] == 0
+        daemon.broker.note_fault(StorageError("/data/x", "no space left on device"))
+        assert b"nsqd_healthy 0.0" in (await http.ask("GET", "/metrics", b"")).body
 
 
 class TestPub:
