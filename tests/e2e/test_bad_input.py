@@ -91,7 +91,10 @@ COMMANDS: list[tuple[bytes, str | None]] = [
         INVALID + "RDY count 9223372036854775807 out of range 0-2500",
     ),
     (MAGIC + b"DPUB bad soon\n", INVALID + "DPUB could not parse timeout soon"),
-    (MAGIC + b"DPUB bad 3600001\n", INVALID + "DPUB timeout 3600001 out of range 0-3600000"),
+    (
+        MAGIC + b"DPUB bad 31536000001\n",
+        INVALID + "DPUB timeout 31536000001 out of range 0-31536000000",
+    ),
     # names
     *(
         (MAGIC + line, error)
