@@ -27,7 +27,9 @@ from urllib.parse import unquote, unquote_plus
 from aiohttp import web
 
 from nsqpy.gojson import JSON, go_json
+from nsqpy.names import is_valid_name
 from nsqpy.net.listeners import Listener, listen_tcp, listen_unix, shown_address
+from nsqpy.scalars import format_duration
 
 __all__ = [
     "EMPTY",
@@ -39,7 +41,10 @@ __all__ = [
     "Request",
     "Route",
     "Router",
+    "argument",
     "json_reply",
+    "legal_name",
+    "log_request",
     "parse_query",
     "text_reply",
 ]
@@ -168,6 +173,30 @@ def _decode(text: str) -> str:
     return unquote_plus(text, errors="surrogateescape")
 
 
+def argument(query: Mapping[str, str], name: str) -> str:
+    """An argument that must be there, though it may be empty.
+
+    Raises:
+        HTTPError: 400 MISSING_ARG_...
+    """
+    value = query.get(name)
+    if value is None:
+        raise HTTPError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def legal_name(query: Mapping[str, str], name: str) -> str:
+    """An argument that must be there and be a legal topic or channel name.
+
+    Raises:
+        HTTPError: 400 MISSING_ARG_... or INVALID_ARG_...
+    """
+    value = argument(query, name)
+    if not is_valid_name(value):
+        raise HTTPError(400, f"INVALID_ARG_{name.upper()}")
+    return value
+
+
 class Request:
     """What a handler sees of a request."""
 
@@ -238,6 +267,14 @@ class Request:
             parts.append(part)
             size += len(part)
         return b"".join(parts)
+
+
+def log_request(request: Request, status: int, elapsed_ns: int) -> None:
+    """The original's line for a request; for ``HTTPServer``."""
+    log.info(
+        "%d %s %s (%s) %s",
+        *(status, request.method, request.target, request.peer, format_duration(elapsed_ns)),
+    )
 
 
 # --- routes ---
