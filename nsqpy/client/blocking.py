@@ -70,12 +70,21 @@ class Producer:
     def __init__(
         self,
         *nsqd: str,
+        lookupd: str | Sequence[str] = (),
+        prefer_local: bool = False,
+        tries: int = 3,
         outstanding_max: int = 1000,
         options: ClientOptions | None = None,
         **settings: Setting,
     ) -> None:
         self._producer = aio_producer.Producer(
-            *nsqd, outstanding_max=outstanding_max, options=options, **settings
+            *nsqd,
+            lookupd=lookupd,
+            prefer_local=prefer_local,
+            tries=tries,
+            outstanding_max=outstanding_max,
+            options=options,
+            **settings,
         )
         self._thread = _LoopThread("nsqpy-producer")
 
@@ -138,6 +147,10 @@ class Message:
         return self._inner.attempts
 
     @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
     def nsqd_address(self) -> str:
         return self._inner.nsqd_address
 
@@ -164,10 +177,11 @@ class Consumer:
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         channel: str,
         *,
-        nsqd: str | Sequence[str],
+        nsqd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] = (),
         failed_message: Callable[[aio_message.Message], object] | None = None,
         options: ClientOptions | None = None,
         **settings: Setting,
@@ -176,6 +190,7 @@ class Consumer:
             topic,
             channel,
             nsqd=nsqd,
+            lookupd=lookupd,
             failed_message=failed_message,
             options=client_options(settings, options),
         )
@@ -184,7 +199,7 @@ class Consumer:
         self._held: list[Message] = []
 
     def start(self) -> None:
-        """Connect to every nsqd; raises as ``nsqpy.Consumer.start`` does."""
+        """Connect to every nsqd given; raises as ``nsqpy.Consumer.start`` does."""
         try:
             self._thread.run(self._consumer.start())
         except BaseException:

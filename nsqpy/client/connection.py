@@ -61,11 +61,14 @@ class ClientConnection(asyncio.Protocol):
     """One connection. Made by ``open_connection``, which does the handshake.
 
     ``in_flight`` counts the messages received here and not answered; ``finish`` and ``requeue``
-    lower it. ``address`` is as the user wrote it.
+    lower it. ``address`` is as the user, or a directory, wrote it; ``topic`` is a consumer's.
     """
 
-    def __init__(self, address: str, options: ClientOptions, owner: ConnectionOwner) -> None:
+    def __init__(
+        self, address: str, options: ClientOptions, owner: ConnectionOwner, topic: str
+    ) -> None:
         self.address = address
+        self.topic = topic
         self.in_flight = 0
         self.max_rdy_count = _OLD_MAX_RDY_COUNT
         self.opened = False
@@ -288,7 +291,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 async def open_connection(
-    address: str, options: ClientOptions, owner: ConnectionOwner
+    address: str, options: ClientOptions, owner: ConnectionOwner, topic: str = ""
 ) -> ClientConnection:
     """Connect to ``host:port``, ``[ipv6]:port`` or the path of a Unix socket, and IDENTIFY.
 
@@ -297,14 +300,14 @@ async def open_connection(
         ServerError: nsqd refused IDENTIFY.
         ConfigError: the address is none.
     """
-    connection = ClientConnection(address, options, owner)
+    connection = ClientConnection(address, options, owner, topic)
     try:
         async with asyncio.timeout(options.dial_timeout_ns / SECOND):
             await _dial(connection, address, options)
     except TimeoutError:
         waited = f"{options.dial_timeout_ns / SECOND:g}s"
         raise ConnectionClosed(f"{address}: no connection within {waited}") from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a host that no name server takes
         raise ConnectionClosed(f"{address}: {_reason(error)}") from error
     try:
         await connection.identify()

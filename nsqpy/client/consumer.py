@@ -1,4 +1,4 @@
-"""Consume a channel from one nsqd or many.
+"""Consume a channel from one nsqd or many, those given and those that lookupd knows.
 
 ::
 
@@ -14,6 +14,10 @@ or, without a handler::
         async for message in consumer:
             print(message.body)
 
+The topic may be a pattern, over the topics that lookupd knows::
+
+    Consumer("orders.*", "archive", handle, lookupd="127.0.0.1:4161")
+
 A message is finished when its handler returns, or when the loop asks for the next one; it is
 requeued, and the consumer slows down, when the handler or the loop raises.
 """
@@ -21,17 +25,13 @@ requeued, and the consumer slows down, when the handler or the loop raises.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence, ValuesView
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from nsqpy.client.connection import (
-    ClientConnection,
-    open_connection,
-    parse_address,
-    reconnect_delays_s,
-)
+from nsqpy.client.connection import ClientConnection
+from nsqpy.client.connector import Connector
 from nsqpy.client.handling import (
     AsyncHandling,
     BatchHandler,
@@ -46,8 +46,7 @@ from nsqpy.client.message import Message
 from nsqpy.client.options import ClientOptions, Setting, client_options
 from nsqpy.client.rdy import ReadyControl, Signal
 from nsqpy.clock import SECOND
-from nsqpy.errors import LocalProtocolError, NSQError, ServerError
-from nsqpy.names import is_valid_name
+from nsqpy.errors import LocalProtocolError, ServerError
 from nsqpy.protocol import requests
 from nsqpy.protocol.frames import MessageFields
 
@@ -71,14 +70,18 @@ class ConsumerStats:
 
 
 class Consumer:
-    """Messages of one channel, from every nsqd given.
+    """Messages of one channel, from every nsqd given, and from those that lookupd tells of.
 
     Args:
-        topic: its name.
-        channel: its name.
+        topic: its name, or a pattern such as ``orders.*`` or ``orders.>``, which needs lookupd
+            and follows topics as they appear; or several of these. ``message.topic`` tells
+            which one a message is of.
+        channel: its name, on each topic.
         handler: called for each message: a plain function, or a coroutine function. A plain
             one must not block, as it runs on the event loop.
-        nsqd: TCP addresses, ``host:port``.
+        nsqd: TCP addresses, ``host:port``. The consumer starts when all of them take it.
+        lookupd: HTTP addresses of every nsqlookupd, ``host:port`` or URLs. The consumer starts
+            without waiting for any answer, and connects to what is found then and later.
         batch_handler: instead of ``handler``: called with the list of messages that one read
             brought. The fastest way.
         failed_message: called with each message that exceeds ``max_attempts``, which is
@@ -89,42 +92,38 @@ class Consumer:
         settings: client options by name, such as ``max_in_flight=200``.
 
     Raises:
-        LocalProtocolError: a name is not legal, or two handlers are given.
-        ConfigError: an option is unknown or out of range.
+        LocalProtocolError: a name or pattern is not legal, two handlers are given, or neither
+            nsqd nor lookupd.
+        ConfigError: an option is unknown or out of range, or an address is none.
     """
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         channel: str,
         handler: Handler | None = None,
         *,
-        nsqd: str | Sequence[str],
+        nsqd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] = (),
         batch_handler: BatchHandler | None = None,
         failed_message: Callable[[Message], object] | None = None,
         concurrency: int | None = None,
         options: ClientOptions | None = None,
         **settings: Setting,
     ) -> None:
-        for kind, name in (("topic", topic), ("channel", channel)):
-            if not is_valid_name(name):
-                raise LocalProtocolError(f'{kind} name "{name}" is not valid')
         if handler is not None and batch_handler is not None:
             raise LocalProtocolError("give a handler or a batch_handler, not both")
-        if not nsqd:
-            raise LocalProtocolError("give the address of at least one nsqd")
-        self.topic = topic
+        topics = _several(topic)
+        self.topic = ",".join(topics)
         self.channel = channel
         self._options = client_options(settings, options)
-        self._addresses = [nsqd] if isinstance(nsqd, str) else list(dict.fromkeys(nsqd))
-        for address in self._addresses:
-            parse_address(address)
+        self._connector = Connector(
+            topics, channel, _several(nsqd), _several(lookupd), self._options, self
+        )
         self._handler = handler
         self._batch_handler = batch_handler
         self._failed_message = failed_message
         self._concurrency = concurrency
-        self._connections: list[ClientConnection] = []
-        self._reconnecting: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._started = False
         self._stopping = False
@@ -135,7 +134,7 @@ class Consumer:
         self._received = self._finished = self._requeued = 0
 
     async def start(self) -> None:
-        """Connect to every nsqd and begin. Called by ``async with``.
+        """Connect to every nsqd given, ask lookupd, and begin. Called by ``async with``.
 
         Raises:
             ConnectionClosed: an nsqd cannot be reached.
@@ -154,8 +153,7 @@ class Consumer:
             self._now_ns(),
         )
         try:
-            for address in self._addresses:
-                await self._subscribe(address)
+            await self._connector.start()
         except BaseException:
             self._stopping = True
             await self._end("start failed")
@@ -165,9 +163,10 @@ class Consumer:
         """Begin to stop, for good; ``wait_stopped`` waits for the end. For use in handlers."""
         if self._started and not self._stopping:
             self._stopping = True
+            self._connector.halt()
             if isinstance(self._handling, Iteration):
                 self._handling.end()
-            for connection in self._connections:
+            for connection in self._connections():
                 connection.send(requests.CLS)
             self._drain_task = asyncio.create_task(self._drain())
 
@@ -219,19 +218,14 @@ class Consumer:
             LocalProtocolError: the consumer has stopped.
         """
         self._require_running()
-        if address not in self._addresses:
-            await self._subscribe(address)
-            self._addresses.append(address)
+        await self._connector.add(address)
 
     def disconnect(self, address: str) -> None:
-        """Leave one nsqd at once, without CLS: what is in flight there will time out."""
-        if address in self._addresses:
-            self._addresses.remove(address)
-        if address in self._reconnecting:
-            self._reconnecting[address].cancel()
-        for connection in self._connections:
-            if connection.address == address:
-                connection.close("removed")
+        """Leave one nsqd at once, without CLS: what is in flight there will time out.
+
+        One that lookupd lists comes back with its next answer.
+        """
+        self._connector.remove(address)
 
     @property
     def max_in_flight(self) -> int:
@@ -267,7 +261,7 @@ class Consumer:
         return any(
             connection.in_flight > 0
             and connection.in_flight >= int(self._control.ready_count(connection) * _STARVED_SHARE)
-            for connection in self._connections
+            for connection in self._connections()
         )
 
     def stats(self) -> ConsumerStats:
@@ -275,8 +269,8 @@ class Consumer:
             messages_received=self._received,
             messages_finished=self._finished,
             messages_requeued=self._requeued,
-            messages_in_flight=sum(connection.in_flight for connection in self._connections),
-            connections=len(self._connections),
+            messages_in_flight=sum(connection.in_flight for connection in self._connections()),
+            connections=len(self._connections()),
         )
 
     # Answers: from messages (AnswerSink) and from the handling (Settler). The backoff is told
@@ -319,7 +313,7 @@ class Consumer:
     def fail(self, messages: Iterable[Message], error: BaseException) -> None:
         for message in messages:
             if message.auto_response and not message.answered:
-                log.warning("%s %r failed and is requeued", self._name, message, exc_info=error)
+                log.warning("%s %r failed and is requeued", self.name, message, exc_info=error)
                 message.requeue()
 
     # What connections tell (ConnectionOwner).
@@ -347,27 +341,43 @@ class Consumer:
 
     def error_received(self, connection: ClientConnection, error: ServerError) -> None:
         # A failed FIN, REQ or TOUCH came too late; after any other error nsqd closes.
-        log.warning("%s (%s) %s", self._name, connection.address, error)
+        log.warning("%s (%s) %s", self.name, connection.address, error)
 
     def connection_closed(self, connection: ClientConnection, reason: str) -> None:
-        if connection not in self._connections:
+        if not self._connector.release(connection):
             return
-        self._connections.remove(connection)
         self._control.remove(connection)
         self._arm_timer()
         if self._stopping:
-            if not self._connections:
+            if not self._connections():
                 self._no_connection.set()
-        elif connection.address in self._addresses:
-            log.warning("%s (%s) connection lost: %s", self._name, connection.address, reason)
-            task = asyncio.create_task(self._reconnect(connection.address))
-            self._reconnecting[connection.address] = task
+        elif not self._connector.reconnect(connection, reason):
+            self.target_given_up()
+
+    # What the connector tells (ConnectorOwner).
+
+    @property
+    def name(self) -> str:
+        return f"[{self.topic}/{self.channel}]"
+
+    def connection_made(self, connection: ClientConnection) -> None:
+        if self._options.max_in_flight > connection.max_rdy_count:
+            log.warning(
+                "%s (%s) max_in_flight %d is above what nsqd allows a connection, %d",
+                self.name,
+                connection.address,
+                self._options.max_in_flight,
+                connection.max_rdy_count,
+            )
+        self._write_ready(self._control.add(connection, connection.max_rdy_count, self._now_ns()))
+
+    def target_given_up(self) -> None:
+        self._write_ready(self._control.share_again(self._now_ns()))
 
     # Within.
 
-    @property
-    def _name(self) -> str:
-        return f"[{self.topic}/{self.channel}]"
+    def _connections(self) -> ValuesView[ClientConnection]:
+        return self._connector.connections.values()
 
     def _now_ns(self) -> int:
         return int(self._loop.time() * SECOND)
@@ -392,48 +402,14 @@ class Consumer:
             raise LocalProtocolError("a consumer with a handler cannot be iterated over")
         return self._handling
 
-    async def _subscribe(self, address: str) -> None:
-        connection = await open_connection(address, self._options, self)
-        try:
-            await connection.request(requests.sub(self.topic, self.channel))
-        except BaseException:
-            connection.abort("SUB failed")
-            raise
-        if self._stopping:
-            connection.close("stopped")
-            return
-        if self._options.max_in_flight > connection.max_rdy_count:
-            log.warning(
-                "%s (%s) max_in_flight %d is above what nsqd allows a connection, %d",
-                self._name,
-                address,
-                self._options.max_in_flight,
-                connection.max_rdy_count,
-            )
-        self._connections.append(connection)
-        self._write_ready(self._control.add(connection, connection.max_rdy_count, self._now_ns()))
-
-    async def _reconnect(self, address: str) -> None:
-        try:
-            for delay_s in reconnect_delays_s(self._options):
-                await asyncio.sleep(delay_s)
-                try:
-                    await self._subscribe(address)
-                except NSQError as error:
-                    log.warning("%s (%s) cannot connect: %s", self._name, address, error)
-                else:
-                    return
-        finally:
-            del self._reconnecting[address]
-
     def _give_up(self, messages: list[Message]) -> None:
         for message in messages:
-            log.warning("%s giving up %r", self._name, message)
+            log.warning("%s giving up %r", self.name, message)
             if self._failed_message is not None:
                 try:
                     self._failed_message(message)
                 except Exception:
-                    log.exception("%s failed_message raised for %r", self._name, message)
+                    log.exception("%s failed_message raised for %r", self.name, message)
             message.finish()
 
     def _hand_back(self, messages: list[Message]) -> None:
@@ -471,21 +447,24 @@ class Consumer:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                if self._connections:
+                if self._connections():
                     await self._no_connection.wait()
                 await self._handling.wait_idle()
         except TimeoutError:
-            log.warning("%s stop was forced after %gs", self._name, _STOP_TIMEOUT_S)
+            log.warning("%s stop was forced after %gs", self.name, _STOP_TIMEOUT_S)
         await self._end("stopped")
 
     async def _end(self, reason: str) -> None:
         """Leave nothing behind: no timer, no task, no connection."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._reconnecting.values():
-            task.cancel()
+        await self._connector.stop()
         self._hand_back(self._handling.cancel())
         await asyncio.sleep(0)  # cancelled handlers requeue what they held
-        for connection in self._connections.copy():
+        for connection in list(self._connections()):
             connection.close(reason)
         self._stopped.set()
+
+
+def _several(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given

@@ -55,6 +55,11 @@ class Message:
         return f"Message(id={self.id!r}, attempts={self.attempts}, {len(self.body)} bytes)"
 
     @property
+    def topic(self) -> str:
+        """The topic that it was published to."""
+        return self.connection.topic
+
+    @property
     def nsqd_address(self) -> str:
         """The address of the nsqd that it came from."""
         return self.connection.address

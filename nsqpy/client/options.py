@@ -105,7 +105,9 @@ class ClientOptions:
     local_addr: str = _option("", _text)
     lookupd_poll_interval_ns: int = _option(_MINUTE, _duration, 10 * MILLISECOND, 5 * _MINUTE)
     lookupd_poll_jitter: float = _option(0.3, _number, 0, 1)
-    lookupd_poll_timeout_ns: int = _option(_MINUTE, _duration)
+    lookupd_poll_timeout_ns: int = _option(_MINUTE, _duration, MILLISECOND)
+    # How long a producer waits for a node when lookupd knows none that answers.
+    discovery_timeout_ns: int = _option(10 * SECOND, _duration, 0)
     max_requeue_delay_ns: int = _option(15 * _MINUTE, _duration, 0, _HOUR)
     default_requeue_delay_ns: int = _option(90 * SECOND, _duration, 0, _HOUR)
     backoff_strategy: BackoffStrategy = _option(BackoffStrategy.EXPONENTIAL, _strategy)  # noqa: RUF009

@@ -135,12 +135,19 @@ class ReadyControl(Generic[Key]):
         return changes
 
     def remove(self, key: Key) -> None:
-        """A connection was lost. The others are not raised: it will be back."""
+        """A connection was lost. The others are not raised: it will be back, most likely."""
         ready = self._connections.pop(key)
         self._total_ready -= ready.ready_count
         held = ready.ready_count > 0 or ready.retry_at_ns is not None
         if held and (self.in_backoff or len(self._connections) == self._max_in_flight):
             self._redistribution_needed = True
+
+    def share_again(self, now_ns: int) -> list[tuple[Key, int]]:
+        """A connection that was lost will not be back: raise the others to their share."""
+        changes: list[tuple[Key, int]] = []
+        if not self.in_backoff:
+            self._share_out(now_ns, changes)
+        return changes
 
     def close(self, key: Key) -> None:
         """nsqd has answered CLS: it sends no more, and takes no RDY."""

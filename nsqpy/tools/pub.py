@@ -24,10 +24,12 @@ examples:
   {program} --topic=orders --nsqd-tcp-address=127.0.0.1:4150 < orders.jsonl
   tail -f access.log | {program} --topic=log --nsqd-tcp-address=127.0.0.1:4150
   {program} --topic=orders --nsqd-tcp-address=127.0.0.1:4150 --defer=10m 'in ten minutes'
+  {program} --topic=orders --lookupd-http-address=127.0.0.1:4161 'to any nsqd there is'
   find . -print0 | {program} --topic=files --delimiter='\\0' --nsqd-tcp-address=127.0.0.1:4150
 
 From stdin every line is a message; empty ones are skipped. What one read brings is published
-at once, so a slow pipe is not held up. With several nsqd, each batch goes to one of them.
+at once, so a slow pipe is not held up. With several nsqd, each batch goes to one of them; if that
+one fails, to another, and then it may have been stored twice.
 It ends with status 0 when nsqd has said OK to everything, and says how many that were.
 """
 
@@ -50,7 +52,10 @@ def _delimiter(raw: str) -> bytes:
 class _Options:
     topic: str = option("", required=True, help="topic to publish to")
     nsqd_tcp_address: tuple[str, ...] = option(
-        (), required=True, metavar="ADDRESS", help="host:port of an nsqd (repeatable)"
+        (), metavar="ADDRESS", help="host:port of an nsqd (repeatable)"
+    )
+    lookupd_http_address: tuple[str, ...] = option(
+        (), metavar="ADDRESS", help="host:port of an nsqlookupd (repeatable)"
     )
     defer_ns: int = option(
         "0s", parse=duration_ns, minimum=0, help="deliver each message only after this long"
@@ -97,6 +102,9 @@ def _producer(options: _Options, program: str) -> Producer:
     if not is_valid_name(options.topic):
         reason = f'--topic "{options.topic}" is not a valid topic name'
         raise ConfigError("--topic", options.topic, reason)
+    if not options.nsqd_tcp_address and not options.lookupd_http_address:
+        reason = "--nsqd-tcp-address or --lookupd-http-address is required"
+        raise ConfigError("--nsqd-tcp-address", "", reason)
     try:
         effective = client_options(
             settings_from_flags(options.producer_opt)
@@ -104,7 +112,9 @@ def _producer(options: _Options, program: str) -> Producer:
         )
     except ConfigError as error:
         raise FlagError("--producer-opt", error.value, f"--producer-opt: {error}") from error
-    return Producer(*options.nsqd_tcp_address, options=effective)
+    return Producer(
+        *options.nsqd_tcp_address, lookupd=options.lookupd_http_address, options=effective
+    )
 
 
 def _argument(number: int, text: str) -> bytes:

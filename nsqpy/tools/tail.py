@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from nsqpy import logs
 from nsqpy.client.consumer import Consumer, Message
 from nsqpy.client.options import ClientOptions, client_options, settings_from_flags
-from nsqpy.errors import ConfigError, NSQError
+from nsqpy.client.patterns import is_pattern
+from nsqpy.errors import ConfigError, LocalProtocolError, NSQError
 from nsqpy.names import is_valid_name
 from nsqpy.options import FlagError, option, parse_flags, refuse
 from nsqpy.version import NSQ_VERSION, RELEASE
@@ -28,8 +29,11 @@ examples:
   {program} --topic=orders --nsqd-tcp-address=127.0.0.1:4150
   {program} --topic=orders --nsqd-tcp-address=127.0.0.1:4150 -n 10 | jq .total
   {program} --topic=orders --topic=returns --print-topic --nsqd-tcp-address=127.0.0.1:4150
+  {program} --topic='orders.*' --lookupd-http-address=127.0.0.1:4161
   {program} --topic=orders --channel=archive --nsqd-tcp-address=127.0.0.1:4150 >> archive.log
 
+A topic may be a pattern, over the topics that nsqlookupd knows, now or later: * stands for one
+token between dots, > at the end for one or more. Each message is then printed with its topic.
 Without --channel it watches: it gets a copy of what is published from now on, on a channel
 that vanishes with it. With --channel it takes messages of that channel away from its other
 consumers. What was printed is finished; what was not goes back to the channel.
@@ -42,18 +46,18 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    topic: tuple[str, ...] = option((), required=True, help="topic to follow (repeatable)")
+    topic: tuple[str, ...] = option((), required=True, help="topic or pattern (repeatable)")
     channel: str = option("", help="channel to take from; empty: one of its own, ephemeral")
     limit: int = option(
         0, flag="n", minimum=0, metavar="COUNT", help="stop after this many of a topic; 0 = never"
     )
-    print_topic: bool = option(False, help="print 'topic | ' before each message")
+    print_topic: bool = option(False, help="print 'topic | ' before each message; patterns do")
     max_in_flight: int = option(200, minimum=1, help="messages in flight, for each topic")
     nsqd_tcp_address: tuple[str, ...] = option(
-        (), required=True, metavar="ADDRESS", help="host:port of an nsqd (repeatable)"
+        (), metavar="ADDRESS", help="host:port of an nsqd (repeatable)"
     )
     lookupd_http_address: tuple[str, ...] = option(
-        (), metavar="ADDRESS", pending="refused", help="host:port of an nsqlookupd (repeatable)"
+        (), metavar="ADDRESS", help="host:port of an nsqlookupd (repeatable)"
     )
     consumer_opt: tuple[str, ...] = option(
         (), metavar="NAME,VALUE", help="a client option, such as max_attempts,0 (repeatable)"
@@ -78,9 +82,9 @@ def main(arguments: Sequence[str], program: str) -> int:
 
 
 def _client_options(options: _Options, program: str) -> ClientOptions:
-    if options.lookupd_http_address:
-        reason = "--lookupd-http-address is not supported yet: give --nsqd-tcp-address"
-        raise ConfigError("--lookupd-http-address", options.lookupd_http_address, reason)
+    if not options.nsqd_tcp_address and not options.lookupd_http_address:
+        reason = "--nsqd-tcp-address or --lookupd-http-address is required"
+        raise ConfigError("--nsqd-tcp-address", "", reason)
     limit = options.limit or options.max_in_flight
     try:
         return client_options(
@@ -96,15 +100,23 @@ def _client_options(options: _Options, program: str) -> ClientOptions:
 
 def _consumers(options: _Options, effective: ClientOptions) -> list[Consumer]:
     channel = options.channel or f"tail{random.randrange(1_000_000):06d}#ephemeral"
-    for flag, names in (("--topic", options.topic), ("--channel", (channel,))):
-        for name in names:
-            if not is_valid_name(name):
-                raise ConfigError(flag, name, f'{flag} "{name}" is not a valid name')
-    addresses = options.nsqd_tcp_address
-    return [
-        Consumer(topic, channel, nsqd=addresses, options=effective)
-        for topic in dict.fromkeys(options.topic)
-    ]
+    names = [("--topic", topic) for topic in options.topic if not is_pattern(topic)]
+    for flag, name in (*names, ("--channel", channel)):
+        if not is_valid_name(name):
+            raise ConfigError(flag, name, f'{flag} "{name}" is not a valid name')
+    try:
+        return [
+            Consumer(
+                topic,
+                channel,
+                nsqd=options.nsqd_tcp_address,
+                lookupd=options.lookupd_http_address,
+                options=effective,
+            )
+            for topic in dict.fromkeys(options.topic)
+        ]
+    except LocalProtocolError as error:
+        raise ConfigError("--topic", options.topic, f"--topic: {error}") from error
 
 
 class _Output:
@@ -172,17 +184,22 @@ async def _tail(consumers: Sequence[Consumer], options: _Options) -> None:
 
 async def _follow(consumer: Consumer, output: _Output, options: _Options) -> None:
     left = options.limit or None
-    prefix = f"{consumer.topic} | ".encode() if options.print_topic else b""
+    with_topic = options.print_topic or is_pattern(consumer.topic)
     async with consumer:
         sys.stderr.write(f"following topic {consumer.topic} on channel {consumer.channel}\n")
         async for batch in consumer.batches():
             shown = batch[:left]
             _hand_back(batch[len(shown) :])
-            await output.write(b"".join([prefix + message.body + b"\n" for message in shown]))
+            await output.write(b"".join([_line(message, with_topic) for message in shown]))
             if left is not None:
                 left -= len(shown)
                 if left == 0:
                     break
+
+
+def _line(message: Message, with_topic: bool) -> bytes:
+    prefix = f"{message.topic} | ".encode() if with_topic else b""
+    return prefix + message.body + b"\n"
 
 
 def _hand_back(messages: Sequence[Message]) -> None:

@@ -72,7 +72,8 @@ async def test_pub_tells_what_nsqd_refused() -> None:
         (("pub", "--topic=t", "x"), 1, "Connection refused"),
         (("tail", "--topic=t"), 1, "127.0.0.1:1: Connection refused"),
         (("tail", "--topic=t", "--channel=bad$"), 1, '--channel "bad$" is not a valid name'),
-        (("tail", "--topic=t", "--lookupd-http-address=x:1"), 1, "not supported yet"),
+        (("tail", "--topic=t.*"), 1, '--topic: topic pattern "t.*" needs the address of a lookupd'),
+        (("tail", "--topic=t", "--lookupd-http-address=x"), 1, '"x": missing port'),
     ],
 )
 async def test_refusals(arguments: tuple[str, ...], status: int, text: str) -> None:

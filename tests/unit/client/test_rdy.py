@@ -59,6 +59,16 @@ def test_losing_one_of_three_leaves_the_others_where_they_are() -> None:
     assert made.total_ready == 6
 
 
+def test_the_share_of_one_that_will_not_be_back_goes_round_but_not_in_backoff() -> None:
+    made = connected("abc")
+    made.remove("c")
+    assert made.share_again(0) == [("a", 5), ("b", 5)]
+    made.signal(Signal.FAILURE, 0)
+    made.remove("b")
+    assert made.share_again(0) == []
+    assert counts(made, "a") == [0]
+
+
 def test_changing_max_in_flight_shares_again_and_zero_pauses() -> None:
     made = connected("abc")
     assert made.set_max_in_flight(20, 0) == [("a", 6), ("b", 6), ("c", 6)]
