@@ -37,6 +37,13 @@ class Program:
 
 PROGRAMS = (
     Program("nsqd", "nsqd", "nsqpy.daemon.app", "the queue daemon: TCP 4150, HTTP 4151"),
+    Program(
+        "nsqlookupd",
+        "nsqlookupd",
+        "nsqpy_lookupd.app",
+        "the directory of daemons: TCP 4160, HTTP 4161",
+    ),
+    Program("up", "", "nsqpy.tools.up", "both of these in one process, to try things out"),
     Program("pub", "", "nsqpy.tools.pub", "publish messages from the command line or stdin"),
     Program("tail", "nsq_tail", "nsqpy.tools.tail", "print the messages of topics as they come"),
     Program("salvage", "", "nsqpy.tools.salvage", "print or republish what a damaged file holds"),
@@ -105,6 +112,7 @@ usage: nsqpy <subcommand> [--flag=value ...]
 subcommands:
 {rows}
 examples:
+  nsqpy up
   nsqpy nsqd --data-path=/tmp
   echo hello | nsqpy pub --topic=greetings --nsqd-tcp-address=127.0.0.1:4150
   nsqpy tail --topic=greetings --nsqd-tcp-address=127.0.0.1:4150

@@ -15,6 +15,7 @@ from nsqpy.logs import level_number, parse_level
 from nsqpy.options import boolean, duration_ns, number, one_of, option, options_of
 
 __all__ = [
+    "AUTO_ADDRESS",
     "COMPATIBILITY",
     "Durability",
     "EphemeralOverflow",
@@ -26,6 +27,9 @@ __all__ = [
     "default_node_id",
     "split_address",
 ]
+
+# As ``--broadcast-address``: to each nsqlookupd, this end of the connection to it.
+AUTO_ADDRESS = "auto"
 
 _DELAY_MAX_NS = 100 * 365 * 24 * 3600 * SECOND  # times due are stored as 64-bit nanoseconds
 _INT32_MAX = 2**31 - 1
@@ -132,7 +136,8 @@ class NsqdConfig:
         group=_NETWORK,
         metavar="HOST",
         default_text="the host name",
-        help="the name by which others reach this node",
+        help="the name or address by which others reach this node; auto = to each nsqlookupd, "
+        "the address from which it is reached",
     )
     broadcast_tcp_port: int = option(
         0,
@@ -300,6 +305,14 @@ class NsqdConfig:
         help="debug, info, warn, error or fatal",
     )
     log_prefix: str = option("[nsqd] ", group=_NODE, help="what every log line begins with")
+    drain_timeout_ns: int = option(
+        "0s",
+        parse=duration_ns,
+        group=_NODE,
+        minimum=0,
+        help="at SIGTERM or SIGINT: take no more publishes, leave nsqlookupd, and give consumers "
+        "this long to empty their channels; a second signal stops at once; 0 = stop at once",
+    )
     enable_experiment: tuple[str, ...] = option(
         (),
         group=_NODE,
@@ -330,24 +343,21 @@ class NsqdConfig:
         group=_DISCOVERY,
         metavar="ADDRESS",
         live=True,
-        pending="ignored",
-        help="an nsqlookupd to register with (repeatable)",
+        help="an nsqlookupd to register with: host:port of its TCP protocol (repeatable)",
     )
     http_client_connect_timeout_ns: int = option(
         "2s",
         parse=duration_ns,
         group=_DISCOVERY,
         above=0,
-        pending="ignored",
-        help="time to connect to nsqlookupd or an AUTH server",
+        help="time to connect to nsqlookupd's HTTP API, for the channels of a new topic",
     )
     http_client_request_timeout_ns: int = option(
         "5s",
         parse=duration_ns,
         group=_DISCOVERY,
         above=0,
-        pending="ignored",
-        help="time for a request to them",
+        help="how long a new topic waits for nsqlookupd to tell its channels",
     )
 
     snappy: bool = option(
@@ -530,6 +540,7 @@ def change_config(config: NsqdConfig, name: str, body: bytes) -> NsqdConfig:
         if not isinstance(addresses, list) or not all(isinstance(one, str) for one in addresses):
             raise ValueError("must be an array of strings")
         for address in addresses:
-            split_address(address)
+            if split_address(address) is None:
+                raise ValueError("must be host:port")
         return replace(config, nsqlookupd_tcp_addresses=tuple(addresses))
     raise KeyError(name)

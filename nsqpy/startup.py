@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from nsqpy.config import COMPATIBILITY, NsqdConfig, default_node_id, split_address
+from nsqpy.config import AUTO_ADDRESS, COMPATIBILITY, NsqdConfig, default_node_id, split_address
 from nsqpy.errors import ConfigError
 from nsqpy.options import (
     ConfigFileError,
@@ -205,15 +205,21 @@ def _check_values(config: NsqdConfig, given: Mapping[str, Given]) -> None:
             raise ConfigError("--e2e-processing-latency-percentile", percentile, reason)
     addresses = [("tcp_address", config.tcp_address), ("https_address", config.https_address)]
     addresses += [("http_address", config.http_address), ("statsd_address", config.statsd_address)]
-    addresses += [("nsqlookupd_tcp_addresses", one) for one in config.nsqlookupd_tcp_addresses]
     for name, address in addresses:
         if name in given and (address or name == "tcp_address"):
             _check_address(given[name].written, address)
+    for address in config.nsqlookupd_tcp_addresses:
+        _check_address(given["nsqlookupd_tcp_addresses"].written, address, path=False)
+    if config.broadcast_address == AUTO_ADDRESS and not config.nsqlookupd_tcp_addresses:
+        written = given["broadcast_address"].written
+        reason = f"{written} auto is the address towards an nsqlookupd: needs lookupd-tcp-address"
+        raise ConfigError(written, AUTO_ADDRESS, reason)
 
 
-def _check_address(written: str, address: str) -> None:
+def _check_address(written: str, address: str, *, path: bool = True) -> None:
     try:
-        split_address(address)
+        if split_address(address) is None and not path:
+            raise ValueError("must be host:port")
     except ValueError as error:
         raise ConfigError(written, address, f'{written} "{address}" {error}') from None
 

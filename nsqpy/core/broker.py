@@ -45,7 +45,14 @@ if TYPE_CHECKING:
     from nsqpy.config import NsqdConfig
     from nsqpy.core.session import Session
 
-__all__ = ["Broker", "ConsumerLimitError", "NotFoundError", "SyncWork", "TopologyEvent"]
+__all__ = [
+    "Broker",
+    "ConsumerLimitError",
+    "DrainingError",
+    "NotFoundError",
+    "SyncWork",
+    "TopologyEvent",
+]
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +72,13 @@ class NotFoundError(NSQError):
 
     def __str__(self) -> str:
         return f"no {self.kind} {self.name}"
+
+
+class DrainingError(NSQError):
+    """The daemon is about to stop, and takes no new messages."""
+
+    def __str__(self) -> str:
+        return "draining: this nsqd takes no more messages, publish to another one"
 
 
 class ConsumerLimitError(NSQError):
@@ -111,6 +125,7 @@ class Broker:
         self.sessions: dict[Session, None] = {}
         self.listeners: list[TopologyListener] = []
         self.exiting = False
+        self.draining = False
         self._files = files
         self._random = random
         self._layout = Layout(config.data_path or ".")
@@ -149,8 +164,12 @@ class Broker:
 
     @property
     def health(self) -> str:
-        """``OK``, or ``NOK - `` and the last storage error, until a write succeeds again."""
-        return f"NOK - {self._fault}" if self._fault else "OK"
+        """``OK``, or ``NOK - `` and the last storage error, until a write succeeds again.
+
+        While it drains, ``NOK - draining``: nobody should be sent here any more.
+        """
+        fault = self._fault or ("draining" if self.draining else "")
+        return f"NOK - {fault}" if fault else "OK"
 
     def rouse(self) -> None:
         """Ask for a turn."""
@@ -528,16 +547,28 @@ class Broker:
 
     # -- publishing and consuming -----------------------------------------------------------
 
+    def topic_to_publish(self, name: str) -> Topic:
+        """As ``topic``, for whoever brings new messages.
+
+        Raises:
+            DrainingError, ExitingError, StorageError.
+        """
+        if self.draining:
+            raise DrainingError
+        topic = self.topics.get(name)
+        return self.topic(name) if topic is None else topic
+
     def publish(self, topic_name: str, bodies: list[bytes], *, deliver_at_ns: int = 0) -> Ticket:
         """Queue bodies for the end of this turn; ``topic_name`` is valid.
 
         ``deliver_at_ns`` is wall time, 0 for at once.
 
         Raises:
+            DrainingError: the daemon is about to stop.
             ExitingError, StorageError: the topic is new and cannot be made.
         """
         ticket = Ticket(bodies, deliver_at_ns)
-        self.topic(topic_name).publish(ticket)
+        self.topic_to_publish(topic_name).publish(ticket)
         return ticket
 
     def subscribe(self, topic_name: str, name: str, subscription: Subscription) -> Channel:

@@ -221,7 +221,7 @@ class Session:
         self._replies.append(ticket)
         self.unsettled_bytes += ticket.size + _TICKET_BYTES
         try:
-            topic = self._broker.topic(name)
+            topic = self._broker.topic_to_publish(name)
         except NSQError as error:
             ticket.complete(error)
             return

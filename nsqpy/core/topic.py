@@ -108,6 +108,7 @@ class Topic:
         self._on_fault = on_fault
         self.channels: dict[str, Channel] = {}
         self.paused = False
+        self.held = False
         self.exiting = False
         self.message_count = 0
         self.message_bytes = 0
@@ -151,7 +152,7 @@ class Topic:
         self._inbox = []
         batches = self._encode(inbox, now)
         try:
-            if self.channels and not self.paused and self.is_empty():
+            if self.channels and not self.paused and not self.held and self.is_empty():
                 for channel in self.channels.values():
                     channel.put(batches, now)
             else:
@@ -191,7 +192,7 @@ class Topic:
             StorageError: it stays queued in the topic; channels that have taken it already
                 do not get it again.
         """
-        if self.is_empty() or not self.channels or self.paused or self.exiting:
+        if self.is_empty() or not self.channels or self.paused or self.held or self.exiting:
             return False
         if self._stretch is None:
             runs = self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES)
@@ -241,6 +242,16 @@ class Topic:
 
     def unpause(self) -> None:
         self.paused = False
+        self._agenda.note_topic(self)
+
+    def hold(self) -> None:
+        """Keep what is published in the topic's own queue until ``release``: it is not known yet
+        which channels there have to be. Unlike a pause it is nobody's wish, and does not last."""
+        self.held = True
+
+    def release(self) -> None:
+        """Every channel there has to be is there."""
+        self.held = False
         self._agenda.note_topic(self)
 
     def empty(self) -> None:

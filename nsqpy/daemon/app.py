@@ -1,7 +1,8 @@
 """The nsqd program: configuration to running daemon, and the order of start and stop.
 
-Start: flags, configuration, lock on the data directory, queues from disk, then the listeners.
-Stop: listeners, connections, then every queue is written down. Source: reference nsqd 8.4.
+Start: flags, configuration, lock on the data directory, queues from disk, then the listeners, then
+nsqlookupd is told. Stop: a drain if one is wanted, nsqlookupd, listeners, connections, then every
+queue is written down. Source: reference nsqd 8.4.
 """
 
 import asyncio
@@ -9,17 +10,22 @@ import logging
 import os
 import random
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nsqpy.clock import SystemClock
 from nsqpy.config import NsqdConfig, split_address
 from nsqpy.core.broker import Broker
+from nsqpy.daemon.drain import Drain
 from nsqpy.daemon.heartbeats import Heartbeats
 from nsqpy.daemon.http_api import HTTPApi
+from nsqpy.daemon.lookup import Lookups
 from nsqpy.daemon.offline import take_over
 from nsqpy.daemon.tasks import Turn
 from nsqpy.daemon.tcp import Connections
@@ -86,7 +92,11 @@ def _raise_file_limit() -> None:
 
 
 class Nsqd:
-    """One daemon in this process."""
+    """One daemon in this process. Made inside a running event loop.
+
+    ``tcp_address`` and ``http_address`` are those really listened on, once it has started;
+    ``http_address`` is empty when HTTP is off.
+    """
 
     def __init__(self, config: NsqdConfig, hostname: str, warnings: Sequence[str] = ()) -> None:
         self._config = config
@@ -97,7 +107,10 @@ class Nsqd:
         self._lock: DirLock | None = None
         self._listener: Listener | None = None
         self._http: HTTPApi | None = None
-        self._http_address = ""
+        self._lookups: Lookups | None = None
+        self._drain: Drain | None = None
+        self.tcp_address = ""
+        self.http_address = ""
         self._turn: Turn
         self._broker: Broker
         self._connections: Connections
@@ -139,14 +152,22 @@ class Nsqd:
             wall_ns=now.wall_ns,
         )
         self._broker.load(now)
+        self._lookups = Lookups(self._broker, self._hostname)
+        self._drain = Drain(self._broker, self._clock, self._lookups.leave)
         self._turn.start(self._broker, self._connections, self._heartbeats)
         listener = await self._listen_tcp()
         self._http = HTTPApi(
-            self._broker, self._clock, hostname=self._hostname, tcp_port=listener.port
+            self._broker,
+            self._clock,
+            hostname=self._hostname,
+            tcp_port=listener.port,
+            lookups=self._lookups,
+            drain=self._drain,
         )
         if config.http_address:
             await self._listen_http(self._http)
         self._broker.config = self._with_real_ports(listener.port)
+        self._lookups.start()
 
     async def _listen_tcp(self) -> Listener:
         address = self._config.tcp_address
@@ -159,21 +180,22 @@ class Nsqd:
                 self._listener = await listen_tcp(make, *place)
         except OSError as error:
             raise _cannot_listen(address, error) from error
-        log.info("TCP: listening on %s", self._listener.address)
+        self.tcp_address = self._listener.address
+        log.info("TCP: listening on %s", self.tcp_address)
         return self._listener
 
     async def _listen_http(self, http: HTTPApi) -> None:
         address = self._config.http_address
         try:
-            self._http_address = await http.listen(address)
+            self.http_address = await http.listen(address)
         except OSError as error:
             raise _cannot_listen(address, error) from error
-        log.info("HTTP: listening on %s", self._http_address)
+        log.info("HTTP: listening on %s", self.http_address)
 
     def _with_real_ports(self, tcp_port: int) -> NsqdConfig:
         """The settings with the ports that others are told: a Unix socket has none to tell."""
         config = self._broker.config
-        place = split_address(self._http_address) if self._http_address else None
+        place = split_address(self.http_address) if self.http_address else None
         http_port = 0 if place is None else place[1]
         return replace(
             config,
@@ -182,21 +204,48 @@ class Nsqd:
         )
 
     async def wait_failed(self) -> None:
-        await self._turn.failure
+        """Return when it has been drained; raise what made it unable to go on."""
+        assert self._drain is not None
+        drained = asyncio.ensure_future(self._drain.ended.wait())
+        ends: list[asyncio.Future[Any]] = [self._turn.failure, drained]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+        if self._turn.failure.done():
+            self._turn.failure.result()
 
     async def stop(self) -> None:
         """Lose nothing: what waits is stored, what is owed comes again after the next start.
 
+        With ``--drain-timeout`` consumers are first given that time, or until another signal.
+
         Raises:
             StorageError: something could not be stored.
         """
+        assert self._lookups is not None
         try:
+            await self._drain_first()
+            await self._lookups.stop()
             await self._stop_listening()
             await self._turn.stop()
             self._broker.close()
         finally:
             await self._release()
         log.info("NSQ: bye")
+
+    async def _drain_first(self) -> None:
+        drain = self._drain
+        assert drain is not None
+        timeout_ns = self._broker.config.drain_timeout_ns
+        if timeout_ns and not self._turn.failure.done():
+            if not drain.begun:
+                drain.begin(timeout_ns)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, drain.hasten)
+            with suppress(Exception):  # a turn that fails meanwhile is logged
+                await self.wait_failed()
+        await drain.stop()
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -206,12 +255,14 @@ class Nsqd:
         self._broker.exiting = True
         self._connections.close_all()
         if self._http is not None:
-            if self._http_address:
-                log.info("HTTP: closing %s", self._http_address)
+            if self.http_address:
+                log.info("HTTP: closing %s", self.http_address)
             await self._http.stop()
             self._http = None
 
     async def _release(self) -> None:
+        if self._lookups is not None:
+            await self._lookups.stop()
         if self._listener is not None:
             self._listener.close()
         if self._http is not None:

@@ -17,12 +17,20 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from nsqpy.clock import Clock
 from nsqpy.config import change_config, config_value, split_address
-from nsqpy.core.broker import NotFoundError
+from nsqpy.core.broker import DrainingError, NotFoundError
 from nsqpy.core.dead_letters import DeadLetterPolicy
 from nsqpy.core.stats import stats_json, stats_text
 from nsqpy.core.topic import ExitingError, Ticket
 from nsqpy.daemon.debug import debug_routes
-from nsqpy.daemon.http_bodies import BOOLEANS, defer_ns, split_lines, split_records
+from nsqpy.daemon.drain import DEFAULT_TIMEOUT_NS, Drain
+from nsqpy.daemon.http_bodies import (
+    BOOLEANS,
+    defer_ns,
+    drain_timeout_ns,
+    split_lines,
+    split_records,
+)
+from nsqpy.daemon.lookup import Lookups
 from nsqpy.daemon.memory import MemoryMeter
 from nsqpy.daemon.metrics import Metrics
 from nsqpy.errors import ConfigError, NSQError, StorageError
@@ -62,8 +70,19 @@ class HTTPApi:
     request; this is also where ``PUT /config`` puts a changed one.
     """
 
-    def __init__(self, broker: "Broker", clock: Clock, *, hostname: str, tcp_port: int) -> None:
+    def __init__(
+        self,
+        broker: "Broker",
+        clock: Clock,
+        *,
+        hostname: str,
+        tcp_port: int,
+        lookups: Lookups | None = None,
+        drain: Drain | None = None,
+    ) -> None:
         self._broker = broker
+        self._lookups = lookups or Lookups(broker, hostname)
+        self._drain = drain or Drain(broker, clock, self._lookups.leave)
         self._clock = clock
         self._started_ns = clock.now().monotonic_ns
         self._hostname = hostname
@@ -118,6 +137,7 @@ class HTTPApi:
                 "POST": Route(self._set_channel_config),
             },
             "/channel/redrive": _post(self._redrive),
+            "/drain": {"GET": Route(self._get_drain), "POST": Route(self._start_drain)},
             **debug_routes(),
         }
 
@@ -133,7 +153,7 @@ class HTTPApi:
         return json_reply(
             {
                 "version": NSQ_VERSION,
-                "broadcast_address": config.broadcast_address,
+                "broadcast_address": self._lookups.announced_address,
                 "hostname": self._hostname,
                 "http_port": self._http_port,
                 "tcp_port": self._tcp_port,
@@ -180,6 +200,7 @@ class HTTPApi:
             raise HTTPError(400, "INVALID_VALUE") from None
         self._broker.config = changed
         set_level(changed.log_level)
+        self._lookups.follow_config()
         return self._config_reply(request.segment)
 
     def _config_reply(self, name: str) -> Reply:
@@ -219,6 +240,22 @@ class HTTPApi:
             count, left = self._broker.redrive(topic, channel, int(wanted), self._clock.now())
         return json_reply({"count": count, "left": left})
 
+    # -- draining ---------------------------------------------------------------------------
+
+    async def _get_drain(self, request: Request) -> Reply:
+        return json_reply(self._drain.status())
+
+    async def _start_drain(self, request: Request) -> Reply:
+        query = request.query
+        timeout_ns = self._broker.config.drain_timeout_ns or DEFAULT_TIMEOUT_NS
+        if "timeout" in query:
+            timeout_ns = drain_timeout_ns(query["timeout"])
+        if "timeout" in query or not self._drain.begun:
+            self._drain.begin(timeout_ns)
+        if BOOLEANS.get(query.get("wait", ""), False):
+            await self._drain.ended.wait()
+        return json_reply(self._drain.status())
+
     # -- publishing -------------------------------------------------------------------------
 
     async def _pub(self, request: Request) -> Reply:
@@ -253,7 +290,7 @@ class HTTPApi:
 
     def _make_topic(self, name: str) -> None:
         try:
-            self._broker.topic(name)
+            self._broker.topic_to_publish(name)
         except NSQError as error:
             raise _not_published(name, error) from error
 
@@ -282,6 +319,8 @@ async def _wait_done(ticket: Ticket) -> None:
 
 
 def _not_published(topic: str, error: NSQError) -> HTTPError:
+    if isinstance(error, DrainingError):
+        return HTTPError(503, "DRAINING")
     if not isinstance(error, ExitingError):
         log.error("TOPIC(%s): failed to publish - %s", topic, error)
     return HTTPError(503, "EXITING")

@@ -6,17 +6,19 @@ Source: reference nsqd 4.2; nsqd/http.go, doPUB and doMPUB.
 
 import re
 
-from nsqpy.clock import MILLISECOND
+from nsqpy.clock import MILLISECOND, SECOND
 from nsqpy.errors import ProtocolError
 from nsqpy.net.http import HTTPError
 from nsqpy.protocol.mpub import split_mpub
+from nsqpy.scalars import duration_ns
 
-__all__ = ["BOOLEANS", "defer_ns", "split_lines", "split_records"]
+__all__ = ["BOOLEANS", "defer_ns", "drain_timeout_ns", "split_lines", "split_records"]
 
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 _DECIMAL = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _DECIMAL_MAX_CHARACTERS = 20
+_DRAIN_MAX_NS = 24 * 3600 * SECOND
 
 
 def defer_ns(raw: str, max_ns: int) -> int:
@@ -30,6 +32,21 @@ def defer_ns(raw: str, max_ns: int) -> int:
         if 0 <= delay_ns <= max_ns:
             return delay_ns
     raise HTTPError(400, "INVALID_DEFER")
+
+
+def drain_timeout_ns(raw: str) -> int:
+    """``timeout`` of a drain as nanoseconds: a duration as flags take it, up to a day.
+
+    Raises:
+        HTTPError: 400 INVALID_TIMEOUT.
+    """
+    try:
+        timeout_ns = duration_ns(raw)
+    except ValueError:
+        timeout_ns = -1
+    if not 0 <= timeout_ns <= _DRAIN_MAX_NS:
+        raise HTTPError(400, "INVALID_TIMEOUT")
+    return timeout_ns
 
 
 def split_lines(body: bytes, max_msg_size: int) -> list[bytes]:

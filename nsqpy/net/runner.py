@@ -22,13 +22,14 @@ class Service(Protocol):
     async def start(self) -> None: ...
 
     async def wait_failed(self) -> None:
-        """Return only if the service cannot go on, by raising why."""
+        """Return when the service has ended by itself; raise why if it cannot go on."""
 
     async def stop(self) -> None: ...
 
 
 def run(make: Callable[[], Awaitable[Service]]) -> int:
-    """Run a service until SIGINT or SIGTERM; the exit code: 0 after a clean stop, else 1.
+    """Run a service until SIGINT, SIGTERM or its own end; the exit code: 0 after a clean stop,
+    else 1.
 
     Signals during the stop are ignored. SIGUSR1, SIGUSR2 and SIGPIPE never end the process.
     """
@@ -54,11 +55,11 @@ async def _run(make: Callable[[], Awaitable[Service]]) -> int:
     await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     code = 0
-    if failed.done():
-        log.critical("cannot go on - %s", failed.exception())
-        code = 1
-    else:
+    if not failed.done():
         failed.cancel()
+    elif (error := failed.exception()) is not None:
+        log.critical("cannot go on - %s", error)
+        code = 1
     try:
         await service.stop()
     except Exception as error:

@@ -137,6 +137,14 @@ class Daemon:
             raise
         return self
 
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "not started"
+        self._process.send_signal(number)
+
+    def wait_ended(self, seconds: float = DEADLINE_SECONDS) -> int:
+        """Wait until the process has ended by itself, and return the exit code."""
+        return self._end(None, seconds)
+
     def terminate(self, seconds: float = DEADLINE_SECONDS) -> int:
         """Ask for a graceful stop, as an operator would, and return the exit code."""
         return self._end(signal.SIGTERM, seconds)
@@ -236,10 +244,11 @@ class Daemon:
         assert self._reader is not None
         self._reader.join(DEADLINE_SECONDS)
 
-    def _end(self, number: signal.Signals, seconds: float) -> int:
+    def _end(self, number: signal.Signals | None, seconds: float) -> int:
         process = self._process
         assert process is not None, "not started"
-        process.send_signal(number)
+        if number is not None:
+            process.send_signal(number)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:

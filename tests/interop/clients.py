@@ -29,6 +29,7 @@ class Client:
 
     name: str
     identifies_msg_timeout: bool = True
+    asks_lookupd: bool = True
 
     def command(self) -> list[str]:
         if self.name == "nsqjs":
@@ -45,7 +46,7 @@ class Client:
 CLIENTS = (
     Client("pynsq"),
     Client("gnsq", identifies_msg_timeout=False),
-    Client("ansq"),
+    Client("ansq", asks_lookupd=False),
     Client("nsqjs"),
 )
 

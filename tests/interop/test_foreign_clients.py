@@ -4,10 +4,13 @@ Each test runs with each client. What the client saw comes from its driver, what
 thinks comes from ``/stats``; where both can be asked, they must agree.
 """
 
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
+from tests.e2e.test_lookupd import LookupDaemon
 from tests.interop.clients import CLIENTS, Client, Driver
 from tests.interop.drivers.conversation import Options
 
@@ -147,3 +150,33 @@ def test_heartbeats_are_answered_and_keep_the_connection(client: Client, nsqd: D
         reader.wait_for("message", 1)
         nsqd.wait_channel("heartbeat", CHANNEL, depth=0, in_flight_count=0)
         assert connections() == before
+
+
+def test_finds_its_topic_through_nsqlookupd(
+    client: Client, start_nsqd: StartDaemon, tmp_path: Path
+) -> None:
+    if not client.asks_lookupd:
+        pytest.skip(f"the driver for {client.name} does not ask nsqlookupd")
+    with (
+        LookupDaemon(tmp_path, "--broadcast-address=127.0.0.1") as first,
+        LookupDaemon(tmp_path, "--broadcast-address=127.0.0.1") as second,
+    ):
+        flags = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in (first, second)]
+        nsqds = [start_nsqd(*flags, "--broadcast-address=auto") for _ in range(2)]
+        options = Options(
+            mode="consume",
+            topic="found",
+            lookupd_http_addresses=(first.http_address, second.http_address),
+            channel=CHANNEL,
+            max_in_flight=10,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+        )
+        nsqds[0].publish("found", b"before")
+        with Driver(client, options) as reader:
+            reader.wait_for("message", 1)
+            first.kill()
+            nsqds[1].publish("found", b"elsewhere", b"later")  # a node it has not met
+            reader.wait_for("message", 3)
+            for nsqd in nsqds:
+                nsqd.wait_channel("found", CHANNEL, depth=0, in_flight_count=0, client_count=1)
+    assert sorted(reader.bodies()) == [b"before", b"elsewhere", b"later"]

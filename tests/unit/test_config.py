@@ -77,6 +77,7 @@ tcp-address tcp_address 127.0.0.1:4150
 http-address http_address 127.0.0.1:4151
 https-address https_address 127.0.0.1:4152
 durability durability disk
+drain-timeout drain_timeout 0s
 ephemeral-overflow ephemeral_overflow drop-newest
 """
 
@@ -168,6 +169,7 @@ def test_change_config() -> None:
         ("nsqlookupd_tcp_addresses", b"a:4160"),
         ("nsqlookupd_tcp_addresses", b'"a:4160"'),
         ("nsqlookupd_tcp_addresses", b"[1]"),
+        ("nsqlookupd_tcp_addresses", b'["/a/socket"]'),
         ("nsqlookupd_tcp_addresses", b"[" * 100_000),
     ],
 )

@@ -11,12 +11,14 @@ import pytest
 from nsqpy.clock import SECOND
 from nsqpy.errors import ErrorCode
 from nsqpy.message import FRAME_HEADER_BYTES, encode_batch
+from nsqpy.options import options_of
 from nsqpy.protocol.commands import ALLOWED_STATES, State
 from nsqpy.protocol.identify import Features, Limits, negotiate, parse_identify
 from nsqpy.storage.block import BLOCK_HEADER_BYTES
 from nsqpy.storage.diskqueue import DiskQueue
 from nsqpy.storage.files import OSFiles
 from nsqpy.storage.segment import SEGMENT_HEADER_BYTES
+from nsqpy_lookupd.config import LookupdConfig
 from tests.unit.fakes import FakeListener
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +92,7 @@ def test_every_flag_named_is_an_option(page: Path) -> None:
     known = quoted((ROOT / "docs" / "configuration.md").read_text()) | {
         "--help", "--strict", "--queue-scan-*", "--lookupd-http-address"
     }  # fmt: skip
+    known |= {f"--{option.flag}" for option in options_of(LookupdConfig)}
     flags = {name.partition("=")[0] for name in quoted(page.read_text()) if name.startswith("--")}
     assert flags <= known, flags - known
 

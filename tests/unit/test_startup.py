@@ -138,9 +138,9 @@ def test_a_file_that_cannot_be_read() -> None:
 
 
 def test_what_is_not_built_yet_is_told_once_for_each_option() -> None:
-    warnings = loaded("-statsd-address=a:8125", "-lookupd-tcp-address=b:4160").warnings
+    warnings = loaded("-statsd-address=a:8125", "-enable-experiment=x").warnings
     assert sorted(warnings) == [
-        "not supported yet: --lookupd-tcp-address has no effect",
+        "not supported yet: --enable-experiment has no effect",
         "not supported yet: --statsd-address has no effect",
     ]
     assert loaded("-snappy=false", "-https-address=", "-statsd-mem-stats").warnings == ()
@@ -179,3 +179,15 @@ def test_the_sample_file_says_the_defaults() -> None:
 )
 def test_generated_files_are_up_to_date(path: str, content: str, remedy: str) -> None:
     assert (ROOT / path).read_text() == content, f"{remedy} > {path}"
+
+
+def test_the_address_towards_lookupd_needs_one() -> None:
+    assert loaded("-broadcast-address=auto", "-lookupd-tcp-address=a:4160").warnings == ()
+    reason = "auto is the address towards an nsqlookupd: needs lookupd-tcp-address"
+    expected = f"failed to instantiate nsqd - --broadcast-address {reason}"
+    assert failure("-broadcast-address=auto") == expected
+
+
+def test_an_nsqlookupd_is_not_a_socket() -> None:
+    reason = '--lookupd-tcp-address "/a/b" must be host:port'
+    assert failure("-lookupd-tcp-address=/a/b") == f"failed to instantiate nsqd - {reason}"

@@ -1,7 +1,8 @@
 """Drives ansq, the asyncio client. See ``conversation`` for the words.
 
 ansq 0.3.0 has a Reader too, but one that cannot take more than one message at a time
-(``set_max_in_flight`` is not implemented), so its connection is used directly.
+(``set_max_in_flight`` is not implemented), so its connection is used directly, and that knows
+nothing of nsqlookupd.
 """
 
 import asyncio

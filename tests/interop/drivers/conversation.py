@@ -25,11 +25,16 @@ __all__ = ["Options", "Order", "order_for", "say", "say_message"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The JSON argument. Bodies travel as Latin-1, so that every byte has its character."""
+    """The JSON argument. Bodies travel as Latin-1, so that every byte has its character.
+
+    A consumer with ``lookupd_http_addresses`` (``host:port``) finds its nsqd there, and has no
+    ``tcp_address``.
+    """
 
     mode: str
-    tcp_address: str
     topic: str
+    tcp_address: str = ""
+    lookupd_http_addresses: tuple[str, ...] = ()
     channel: str = ""
     max_in_flight: int = 1
     heartbeat_interval_ms: int = 30_000

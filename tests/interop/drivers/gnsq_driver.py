@@ -63,7 +63,9 @@ def consume(options: Options) -> None:
     consumer = gnsq.Consumer(
         options.topic,
         options.channel,
-        [options.tcp_address],
+        [options.tcp_address] if options.tcp_address else [],
+        list(options.lookupd_http_addresses),
+        lookupd_poll_interval=1,
         max_in_flight=options.max_in_flight,
         heartbeat_interval=options.heartbeat_interval_ms // 1000,
     )

@@ -7,6 +7,8 @@ const nsq = require('nsqjs')
 const {NSQDConnection} = require('nsqjs/lib/nsqdconnection')
 
 const options = {
+  tcp_address: '',
+  lookupd_http_addresses: [],
   channel: '',
   max_in_flight: 1,
   heartbeat_interval_ms: 30000,
@@ -75,7 +77,9 @@ function consume() {
   }
 
   const reader = new nsq.Reader(options.topic, options.channel, {
-    nsqdTCPAddresses: [options.tcp_address],
+    nsqdTCPAddresses: options.tcp_address ? [options.tcp_address] : [],
+    lookupdHTTPAddresses: options.lookupd_http_addresses,
+    lookupdPollInterval: 1,
     maxInFlight: options.max_in_flight,
     heartbeatInterval: options.heartbeat_interval_ms / 1000,
     messageTimeout: options.msg_timeout_ms,

@@ -193,3 +193,29 @@ def test_a_topic_that_goes_away_refuses() -> None:
     assert topic.exiting
     assert node.publish("t", b"2") is None  # a new topic of that name
     assert node.broker.topics["t"] is not topic
+
+
+class TestHold:
+    def test_what_is_published_waits_in_the_topic_and_has_its_ok(self, node: Node) -> None:
+        topic = node.broker.topic("t")
+        topic.hold()
+        early = node.subscribe("t", "early", ready_count=9)
+        assert node.publish("t", b"1", b"2") is None
+        assert (topic.depth, early.take_bodies()) == (2, [])
+        late = node.subscribe("t", "late", ready_count=9)
+        topic.release()
+        node.settle()
+        assert node.publish("t", b"3") is None
+        assert early.take_bodies() == late.take_bodies() == [b"1", b"2", b"3"]
+        assert topic.depth == 0
+
+    def test_it_does_not_last_over_a_crash(self, node: Node) -> None:
+        topic = node.broker.topic("t")
+        topic.hold()
+        consumer = node.subscribe("t", "c", ready_count=9)
+        node.publish("t", b"1")
+        assert consumer.take_bodies() == []
+        node.crash()
+        consumer = node.subscribe("t", "c", ready_count=9)
+        node.settle()
+        assert consumer.take_bodies() == [b"1"]

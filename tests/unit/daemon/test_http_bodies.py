@@ -2,7 +2,8 @@ import struct
 
 import pytest
 
-from nsqpy.daemon.http_bodies import defer_ns, split_lines, split_records
+from nsqpy.clock import SECOND
+from nsqpy.daemon.http_bodies import defer_ns, drain_timeout_ns, split_lines, split_records
 from nsqpy.net.http import HTTPError
 
 
@@ -78,3 +79,15 @@ def test_any_other_defer_is_refused(raw: str) -> None:
     with pytest.raises(HTTPError) as error:
         defer_ns(raw, 10_000_000)
     assert refusal(error) == (400, "INVALID_DEFER")
+
+
+@pytest.mark.parametrize(("raw", "timeout_s"), [("0", 0), ("30s", 30), ("24h", 86400)])
+def test_the_time_for_a_drain(raw: str, timeout_s: int) -> None:
+    assert drain_timeout_ns(raw) == timeout_s * SECOND
+
+
+@pytest.mark.parametrize("raw", ["", "30", "-1s", "24h1ns", "soon", "9" * 5000 + "s"])
+def test_what_is_no_time_for_a_drain(raw: str) -> None:
+    with pytest.raises(HTTPError) as error:
+        drain_timeout_ns(raw)
+    assert refusal(error) == (400, "INVALID_TIMEOUT")

@@ -1,0 +1,72 @@
+"""What a daemon that drains still has, and what it waits for; pure.
+
+It waits for what somebody is about to take: messages of channels that have consumers and are not
+paused, those deferred until before the deadline included, and what a topic is about to hand to
+its channels. What nobody takes, it would wait for in vain.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqpy.core.deadlines import NEVER
+
+if TYPE_CHECKING:
+    from nsqpy.core.broker import Broker
+    from nsqpy.core.channel import Channel
+    from nsqpy.core.topic import Topic
+
+__all__ = ["Remainder", "remainders", "waits"]
+
+
+class Remainder(NamedTuple):
+    """Messages of a channel, or of a topic itself (``channel`` empty)."""
+
+    topic: str
+    channel: str
+    depth: int
+    in_flight: int
+    deferred: int
+
+    @property
+    def total(self) -> int:
+        return self.depth + self.in_flight + self.deferred
+
+
+def remainders(broker: "Broker") -> Iterator[Remainder]:
+    """Every place that has messages."""
+    for topic in broker.topics.values():
+        if topic.depth:
+            yield Remainder(topic.name, "", topic.depth, 0, 0)
+        for channel in topic.channels.values():
+            found = Remainder(
+                topic.name,
+                channel.name,
+                channel.depth,
+                channel.in_flight_count,
+                channel.deferred_count,
+            )
+            if found.total:
+                yield found
+
+
+def waits(broker: "Broker", deadline_ns: int) -> bool:
+    """Whether something is about to be taken, or due before ``deadline_ns`` (monotonic)."""
+    return any(
+        _is_moving(topic)
+        or any(_is_wanted(channel, deadline_ns) for channel in topic.channels.values())
+        for topic in broker.topics.values()
+    )
+
+
+def _is_moving(topic: "Topic") -> bool:
+    return bool(topic.channels) and not topic.paused and topic.depth > 0
+
+
+def _is_wanted(channel: "Channel", deadline_ns: int) -> bool:
+    if channel.paused or not channel.subscriptions:
+        return False
+    if channel.depth or channel.in_flight_count:
+        return True
+    # Nothing is in flight, so this is when the next deferred message is due.
+    due_ns = channel.soonest_deadline_ns()
+    return due_ns != NEVER and due_ns <= deadline_ns
