@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from nsqpy.config import AUTO_ADDRESS, COMPATIBILITY, NsqdConfig, default_node_id, split_address
+from nsqpy.config import AUTO_ADDRESS, COMPATIBILITY, NsqdConfig, default_node_id
+from nsqpy.config_file import check_address, read_config_file
 from nsqpy.errors import ConfigError
 from nsqpy.options import (
     ConfigFileError,
     FlagError,
     FlagValues,
     Given,
-    TomlValues,
     check,
     markdown_table,
     option,
     options_of,
     read_flags,
-    read_toml,
     sample_toml,
     usage,
     values,
@@ -125,7 +124,7 @@ def load(
     answer = _answer(line, own, program)
     if answer is not None:
         return Loaded(config=NsqdConfig(), answer=answer)
-    file = _read_config_file(Path(own.config), read_file) if own.config else TomlValues({})
+    file = read_config_file(_OPTIONS, own.config, read_file, _IDLE_KEYS)
     warnings = [f"ignored, as is what follows it: {line.rest[0]!r}"] if line.rest else []
     given = file.given | _only(line.given, NsqdConfig)
     check(_OPTIONS, given)
@@ -155,26 +154,6 @@ def _answer(line: FlagValues, own: _CommandLine, program: str) -> str | None:
 
 # Keys that nsqd has or had and that decide nothing here.
 _IDLE_KEYS = ("verbose", "worker_id", "version", "config")
-
-
-def _read_config_file(path: Path, read_file: Callable[[Path], bytes]) -> TomlValues:
-    try:
-        content = read_file(path).decode()
-    except OSError as error:
-        reason = f"open {path}: {(error.strerror or str(error)).lower()}"
-        raise _unreadable(path, reason) from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, f"not UTF-8 at byte {error.start}") from error
-    file = read_toml(_OPTIONS, content, str(path))
-    for key, close in file.unknown.items():
-        if key not in _IDLE_KEYS:
-            hint = f' (did you mean "{close}"?)' if close else ""
-            raise _unreadable(path, f'unknown key "{key}"{hint}')
-    return file
-
-
-def _unreadable(path: Path, why: str) -> ConfigFileError:
-    return ConfigFileError(str(path), "", f"failed to load config file {path} - {why}")
 
 
 def _pending(given: Mapping[str, Given]) -> list[str]:
@@ -207,21 +186,13 @@ def _check_values(config: NsqdConfig, given: Mapping[str, Given]) -> None:
     addresses += [("http_address", config.http_address), ("statsd_address", config.statsd_address)]
     for name, address in addresses:
         if name in given and (address or name == "tcp_address"):
-            _check_address(given[name].written, address)
+            check_address(given[name].written, address)
     for address in config.nsqlookupd_tcp_addresses:
-        _check_address(given["nsqlookupd_tcp_addresses"].written, address, path=False)
+        check_address(given["nsqlookupd_tcp_addresses"].written, address, path=False)
     if config.broadcast_address == AUTO_ADDRESS and not config.nsqlookupd_tcp_addresses:
         written = given["broadcast_address"].written
         reason = f"{written} auto is the address towards an nsqlookupd: needs lookupd-tcp-address"
         raise ConfigError(written, AUTO_ADDRESS, reason)
-
-
-def _check_address(written: str, address: str, *, path: bool = True) -> None:
-    try:
-        if split_address(address) is None and not path:
-            raise ValueError("must be host:port")
-    except ValueError as error:
-        raise ConfigError(written, address, f'{written} "{address}" {error}') from None
 
 
 def version_line() -> str:

@@ -10,8 +10,6 @@ Source: reference nsqlookupd 2.
 
 import asyncio
 import logging
-import os
-import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -23,8 +21,8 @@ from nsqpy.clock import Clock, SystemClock
 from nsqpy.config import split_address
 from nsqpy.errors import ConfigError, NSQError
 from nsqpy.logs import configure
-from nsqpy.net.listeners import Listener, listen_tcp, shown_address
-from nsqpy.net.runner import run
+from nsqpy.net.listeners import Listener, listen_error, listen_tcp, shown_address
+from nsqpy.net.runner import raise_file_limit, run
 from nsqpy.options import FlagError, refuse
 from nsqpy.protocol.lookup import PeerInfo, identify_reply
 from nsqpy.version import NSQ_VERSION
@@ -35,21 +33,9 @@ from nsqpy_lookupd.registry import Registry
 from nsqpy_lookupd.session import Directory
 from nsqpy_lookupd.tcp import Connections
 
-__all__ = ["Lookupd", "StartError", "main"]
+__all__ = ["Lookupd", "main"]
 
 log = logging.getLogger(__name__)
-
-
-class StartError(NSQError):
-    """Why the daemon cannot start, in the original's words."""
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, reason)
-        self.address = address
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"listen ({self.address}) failed - listen tcp {self.address}: {self.reason}"
 
 
 def main(arguments: Sequence[str], program: str = "nsqpy nsqlookupd") -> int:
@@ -66,7 +52,7 @@ def main(arguments: Sequence[str], program: str = "nsqpy nsqlookupd") -> int:
         sys.stdout.write(loaded.answer)
         return 0
     configure(loaded.config.log_level, loaded.config.log_prefix)
-    _raise_file_limit()
+    raise_file_limit()
 
     async def make() -> Lookupd:
         return Lookupd(loaded.config, socket.gethostname(), warnings=loaded.warnings)
@@ -76,13 +62,6 @@ def main(arguments: Sequence[str], program: str = "nsqpy nsqlookupd") -> int:
     except NSQError as error:
         log.critical("failed to instantiate nsqlookupd - %s", error)
         return 1
-
-
-def _raise_file_limit() -> None:
-    """Every daemon of the cluster takes a descriptor: use all that the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Lookupd:
@@ -131,7 +110,7 @@ class Lookupd:
         """Listen.
 
         Raises:
-            StartError: nothing is left open.
+            ListenError: nothing is left open.
         """
         log.info(version_line())
         for warning in self._warnings:
@@ -149,13 +128,13 @@ class Lookupd:
         try:
             listener = self._listener = await listen_tcp(self._connections.make, *place)
         except OSError as error:
-            raise _cannot_listen(config.tcp_address, error) from error
+            raise listen_error(config.tcp_address, error) from error
         self.tcp_address = listener.address
         log.info("TCP: listening on %s", self.tcp_address)
         try:
             host, http_port = await self._http.listen(config.http_address)
         except OSError as error:
-            raise _cannot_listen(config.http_address, error) from error
+            raise listen_error(config.http_address, error) from error
         self.http_address = shown_address(host, http_port)
         log.info("HTTP: listening on %s", self.http_address)
         identity = PeerInfo(
@@ -185,11 +164,3 @@ class Lookupd:
             self._listener = None
         self._connections.close_all()
         await self._http.stop()
-
-
-def _cannot_listen(address: str, error: OSError) -> StartError:
-    if isinstance(error, socket.gaierror):
-        return StartError(address, f"lookup: {(error.strerror or str(error)).lower()}")
-    # Not strerror: event loops put an address of their own form before the reason.
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return StartError(address, f"bind: {reason.lower()}")

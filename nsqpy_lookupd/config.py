@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsqpy.config import COMPATIBILITY, split_address
-from nsqpy.errors import ConfigError
+from nsqpy.config import COMPATIBILITY
+from nsqpy.config_file import check_address, read_config_file
 from nsqpy.logs import parse_level
 from nsqpy.options import (
-    ConfigFileError,
     Given,
     Option,
-    TomlValues,
     check,
     duration_ns,
     markdown_table,
     option,
     options_of,
     read_flags,
-    read_toml,
     sample_toml,
     usage,
     values,
@@ -151,14 +148,14 @@ def load(
     if own.version or own.sample_config:
         answer = f"{version_line()}\n" if own.version else sample_file()
         return Loaded(config=LookupdConfig(), answer=answer)
-    file = _read_config_file(Path(own.config), read_file) if own.config else TomlValues({})
+    file = read_config_file(_OPTIONS, own.config, read_file, _IDLE_KEYS)
     warnings = [f"ignored, as is what follows it: {line.rest[0]!r}"] if line.rest else []
     warnings += [f"{key} in {own.config} has no effect" for key in file.unknown]
     given = file.given | _only(line.given, _OPTIONS)
     check(_OPTIONS, given)
     for name in ("tcp_address", "http_address"):
         if name in given:
-            _check_address(given[name])
+            check_address(given[name].written, given[name].value, path=False)
     return Loaded(config=LookupdConfig(**values(given)), warnings=tuple(warnings))
 
 
@@ -169,36 +166,6 @@ def _only(given: Mapping[str, Given], options: Sequence[Option]) -> dict[str, Gi
 
 # Keys that the original takes, too, and that decide nothing in a file.
 _IDLE_KEYS = ("verbose", "version", "config")
-
-
-def _read_config_file(path: Path, read_file: Callable[[Path], bytes]) -> TomlValues:
-    try:
-        content = read_file(path).decode()
-    except OSError as error:
-        reason = f"open {path}: {(error.strerror or str(error)).lower()}"
-        raise _unreadable(path, reason) from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, f"not UTF-8 at byte {error.start}") from error
-    file = read_toml(_OPTIONS, content, str(path))
-    for key, close in file.unknown.items():
-        if key not in _IDLE_KEYS:
-            hint = f' (did you mean "{close}"?)' if close else ""
-            raise _unreadable(path, f'unknown key "{key}"{hint}')
-    return file
-
-
-def _unreadable(path: Path, why: str) -> ConfigFileError:
-    return ConfigFileError(str(path), "", f"failed to load config file {path} - {why}")
-
-
-def _check_address(setting: Given) -> None:
-    try:
-        is_path = split_address(setting.value) is None
-    except ValueError:
-        is_path = True
-    if is_path:
-        reason = f'{setting.written} "{setting.value}" must be host:port'
-        raise ConfigError(setting.written, setting.value, reason)
 
 
 def version_line() -> str:

@@ -126,6 +126,10 @@ class Channel:
         flight, deferred = self._flights.soonest_ns(), self._deferred.soonest_ns()
         return max(flight, deferred) if NEVER in (flight, deferred) else min(flight, deferred)
 
+    def next_deferred_ns(self, now: Instant) -> int:
+        """About when the next deferred message is due, monotonic and not too late, or NEVER."""
+        return self._deferred.next_due_ns(now)
+
     # -- in ---------------------------------------------------------------------------------
 
     def restore(self, now: Instant) -> None:

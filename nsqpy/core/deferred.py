@@ -77,6 +77,15 @@ class DeferredMessages:
             return max(soonest_ns, self._look_ns)
         return min(soonest_ns, self._look_ns)
 
+    def next_due_ns(self, now: Instant) -> int:
+        """When the next message is due, monotonic, or its slot begins; NEVER if there is none."""
+        due_ns = self._heap.soonest_ns()
+        start_ms = self._far.soonest_ms if self._far is not None else None
+        if start_ms is None:
+            return due_ns
+        far_ns = now.monotonic_ns + start_ms * MILLISECOND - now.wall_ns
+        return far_ns if due_ns == NEVER else min(due_ns, far_ns)
+
     # -- in ---------------------------------------------------------------------------------
 
     def restore(self, now: Instant) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsqpy.core.deadlines import NEVER
 
 if TYPE_CHECKING:
+    from nsqpy.clock import Instant
     from nsqpy.core.broker import Broker
     from nsqpy.core.channel import Channel
     from nsqpy.core.topic import Topic
@@ -49,11 +50,11 @@ def remainders(broker: "Broker") -> Iterator[Remainder]:
                 yield found
 
 
-def waits(broker: "Broker", deadline_ns: int) -> bool:
+def waits(broker: "Broker", now: "Instant", deadline_ns: int) -> bool:
     """Whether something is about to be taken, or due before ``deadline_ns`` (monotonic)."""
     return any(
         _is_moving(topic)
-        or any(_is_wanted(channel, deadline_ns) for channel in topic.channels.values())
+        or any(_is_wanted(channel, now, deadline_ns) for channel in topic.channels.values())
         for topic in broker.topics.values()
     )
 
@@ -62,11 +63,10 @@ def _is_moving(topic: "Topic") -> bool:
     return bool(topic.channels) and not topic.paused and topic.depth > 0
 
 
-def _is_wanted(channel: "Channel", deadline_ns: int) -> bool:
+def _is_wanted(channel: "Channel", now: "Instant", deadline_ns: int) -> bool:
     if channel.paused or not channel.subscriptions:
         return False
     if channel.depth or channel.in_flight_count:
         return True
-    # Nothing is in flight, so this is when the next deferred message is due.
-    due_ns = channel.soonest_deadline_ns()
+    due_ns = channel.next_deferred_ns(now)
     return due_ns != NEVER and due_ns <= deadline_ns

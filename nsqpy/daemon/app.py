@@ -7,9 +7,7 @@ queue is written down. Source: reference nsqd 8.4.
 
 import asyncio
 import logging
-import os
 import random
-import resource
 import signal
 import socket
 import sys
@@ -31,8 +29,8 @@ from nsqpy.daemon.tasks import Turn
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import ConfigError, NSQError
 from nsqpy.logs import configure
-from nsqpy.net.listeners import Listener, listen_tcp, listen_unix
-from nsqpy.net.runner import run
+from nsqpy.net.listeners import Listener, listen_error, listen_tcp, listen_unix
+from nsqpy.net.runner import raise_file_limit, run
 from nsqpy.options import FlagError, refuse
 from nsqpy.startup import load, startup_failure, version_line
 from nsqpy.storage.files import DirLock, OSFiles
@@ -72,7 +70,7 @@ def main(arguments: Sequence[str], program: str = "nsqpy nsqd") -> int:
     if not config.broadcast_address:
         config = replace(config, broadcast_address=hostname)
     configure(config.log_level, config.log_prefix)
-    _raise_file_limit()
+    raise_file_limit()
 
     async def make() -> Nsqd:
         return Nsqd(config, hostname, loaded.warnings)
@@ -82,13 +80,6 @@ def main(arguments: Sequence[str], program: str = "nsqpy nsqd") -> int:
     except NSQError as error:
         log.critical("failed to instantiate nsqd - %s", error)
         return 1
-
-
-def _raise_file_limit() -> None:
-    """Every consumer and every log takes a descriptor: use all that the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Nsqd:
@@ -119,7 +110,7 @@ class Nsqd:
         """Take up the queues and listen.
 
         Raises:
-            StartError, StorageError: nothing is left open.
+            ListenError, StartError, StorageError: nothing is left open.
         """
         log.info(version_line())
         log.info("ID: %d", self._config.node_id)
@@ -179,7 +170,7 @@ class Nsqd:
             else:
                 self._listener = await listen_tcp(make, *place)
         except OSError as error:
-            raise _cannot_listen(address, error) from error
+            raise listen_error(address, error) from error
         self.tcp_address = self._listener.address
         log.info("TCP: listening on %s", self.tcp_address)
         return self._listener
@@ -189,7 +180,7 @@ class Nsqd:
         try:
             self.http_address = await http.listen(address)
         except OSError as error:
-            raise _cannot_listen(address, error) from error
+            raise listen_error(address, error) from error
         log.info("HTTP: listening on %s", self.http_address)
 
     def _with_real_ports(self, tcp_port: int) -> NsqdConfig:
@@ -283,14 +274,3 @@ def _lock(path: str) -> DirLock:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise StartError(f"failed to lock data-path: open {path}: {why}") from error
-
-
-def _cannot_listen(address: str, error: OSError) -> StartError:
-    place = split_address(address)
-    if place is not None and isinstance(error, socket.gaierror):
-        why = f"listen tcp: lookup {place[0]}: {(error.strerror or str(error)).lower()}"
-    else:
-        # Not strerror: event loops put an address of their own form before the reason.
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        why = f"listen {'tcp' if place else 'unix'} {address}: bind: {reason.lower()}"
-    return StartError(f"listen ({address}) failed - {why}")

@@ -92,7 +92,7 @@ class Drain:
         began_ns = self._clock.now().monotonic_ns
         try:
             while self._clock.now().monotonic_ns < self._deadline_ns:
-                if not waits(self._broker, self._deadline_ns):
+                if not waits(self._broker, self._clock.now(), self._deadline_ns):
                     break
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):

@@ -45,10 +45,12 @@ from nsqpy.net.http import (
     Reply,
     Request,
     Route,
+    argument,
     json_reply,
+    legal_name,
+    log_request,
     text_reply,
 )
-from nsqpy.scalars import format_duration
 from nsqpy.version import NSQ_VERSION
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class HTTPApi:
         self._http_port = 0
         self._memory = MemoryMeter()
         self._metrics = Metrics(lambda: broker.stats(include_clients=False))
-        self._server = HTTPServer(self._routes(), _log_request)
+        self._server = HTTPServer(self._routes(), log_request)
 
     async def listen(self, address: str) -> str:
         """Serve ``host:port`` or a Unix socket's path; return what is really listened on.
@@ -339,7 +341,7 @@ def _on_topic(act: Callable[[str], object], *, checked: bool = False) -> Handler
 
     async def handle(request: Request) -> Reply:
         query = request.query
-        topic = _valid_topic(query) if checked else _given(query, "topic")
+        topic = _valid_topic(query) if checked else argument(query, "topic")
         return _done(lambda: act(topic))
 
     return handle
@@ -376,33 +378,12 @@ def _refusals() -> Iterator[None]:
         raise HTTPError(500, "INTERNAL_ERROR") from error
 
 
-def _given(query: Mapping[str, str], name: str) -> str:
-    value = query.get(name)
-    if value is None:
-        raise HTTPError(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
 def _valid_topic(query: Mapping[str, str]) -> str:
-    topic = _given(query, "topic")
+    topic = argument(query, "topic")
     if not is_valid_name(topic):
         raise HTTPError(400, "INVALID_TOPIC")
     return topic
 
 
 def _topic_and_channel(query: Mapping[str, str]) -> tuple[str, str]:
-    return _legal(query, "topic"), _legal(query, "channel")
-
-
-def _legal(query: Mapping[str, str], name: str) -> str:
-    value = _given(query, name)
-    if not is_valid_name(value):
-        raise HTTPError(400, f"INVALID_ARG_{name.upper()}")
-    return value
-
-
-def _log_request(request: Request, status: int, elapsed_ns: int) -> None:
-    log.info(
-        "%d %s %s (%s) %s",
-        *(status, request.method, request.target, request.peer, format_duration(elapsed_ns)),
-    )
+    return legal_name(query, "topic"), legal_name(query, "channel")

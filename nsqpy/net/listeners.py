@@ -6,9 +6,24 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Listener", "listen_tcp", "listen_unix", "shown_address"]
+from nsqpy.config import split_address
+from nsqpy.errors import NSQError
+
+__all__ = ["ListenError", "Listener", "listen_error", "listen_tcp", "listen_unix", "shown_address"]
 
 _MakeProtocol = Callable[[], asyncio.BaseProtocol]
+
+
+class ListenError(NSQError):
+    """Why a listener cannot be opened, in the original's words."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address = address
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"listen ({self.address}) failed - {self.reason}"
 
 
 class Listener:
@@ -79,3 +94,15 @@ async def listen_unix(make: _MakeProtocol, path: Path) -> Listener:
 def shown_address(host: str, port: int) -> str:
     """``host:port``, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen_error(address: str, error: OSError) -> ListenError:
+    """What to say when ``address``, as it was configured, cannot be had."""
+    place = split_address(address)
+    if place is not None and isinstance(error, socket.gaierror):
+        why = f"listen tcp: lookup {place[0]}: {(error.strerror or str(error)).lower()}"
+    else:
+        # Not strerror: event loops put an address of their own form before the reason.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        why = f"listen {'tcp' if place else 'unix'} {address}: bind: {reason.lower()}"
+    return ListenError(address, why)

@@ -3,13 +3,14 @@
 import asyncio
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import uvloop
 
-__all__ = ["Service", "run"]
+__all__ = ["Service", "raise_file_limit", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -70,3 +71,10 @@ async def _run(make: Callable[[], Awaitable[Service]]) -> int:
 
 def _ignore() -> None:
     pass
+
+
+def raise_file_limit() -> None:
+    """Every connection and every log takes a descriptor: use all that the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

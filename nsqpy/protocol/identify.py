@@ -4,24 +4,17 @@ Source: reference nsqd 1.4; nsqd/client_v2.go, Identify.
 """
 
 import json
-import re
 from dataclasses import dataclass
-from typing import TypeVar
 
 from nsqpy.clock import MILLISECOND
 from nsqpy.errors import ErrorCode, ProtocolError
+from nsqpy.gojson import boolean_field, integer_field, parse_object, text_field
 
 __all__ = ["DEFAULT_HEARTBEAT_NS", "Features", "Identify", "Limits", "negotiate", "parse_identify"]
 
 DEFAULT_HEARTBEAT_NS = 30_000 * MILLISECOND
 DEFAULT_OUTPUT_BUFFER_SIZE = 16 * 1024
-_INT64_MAX = (1 << 63) - 1
 _INT32_MAX = (1 << 31) - 1
-
-# JSON can say half a surrogate pair, UTF-8 cannot: Go's decoder takes the replacement character.
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-T = TypeVar("T", str, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,60 +79,31 @@ def parse_identify(body: bytes) -> Identify:
         ProtocolError: E_BAD_BODY: no JSON object, or a field of a wrong type.
     """
     try:
-        document = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-        if document is None:
-            return Identify()
-        if not isinstance(document, dict):
-            raise TypeError("not an object")
-        given = {key.lower(): value for key, value in document.items() if value is not None}
+        given = parse_object(body)
         return Identify(
             client_id=_optional_text(given, "client_id"),
             hostname=_optional_text(given, "hostname"),
-            user_agent=_text(given, "user_agent"),
-            feature_negotiation=_typed(given, "feature_negotiation", bool, False),
-            heartbeat_interval=_integer(given, "heartbeat_interval"),
-            output_buffer_size=_integer(given, "output_buffer_size"),
-            output_buffer_timeout=_integer(given, "output_buffer_timeout"),
-            sample_rate=_integer(given, "sample_rate", _INT32_MAX),
-            msg_timeout=_integer(given, "msg_timeout"),
-            tls_v1=_typed(given, "tls_v1", bool, False),
-            snappy=_typed(given, "snappy", bool, False),
-            deflate=_typed(given, "deflate", bool, False),
-            deflate_level=_integer(given, "deflate_level"),
-            topology_region=_text(given, "topology_region"),
-            topology_zone=_text(given, "topology_zone"),
+            user_agent=text_field(given, "user_agent"),
+            feature_negotiation=boolean_field(given, "feature_negotiation"),
+            heartbeat_interval=integer_field(given, "heartbeat_interval"),
+            output_buffer_size=integer_field(given, "output_buffer_size"),
+            output_buffer_timeout=integer_field(given, "output_buffer_timeout"),
+            sample_rate=integer_field(given, "sample_rate", _INT32_MAX),
+            msg_timeout=integer_field(given, "msg_timeout"),
+            tls_v1=boolean_field(given, "tls_v1"),
+            snappy=boolean_field(given, "snappy"),
+            deflate=boolean_field(given, "deflate"),
+            deflate_level=integer_field(given, "deflate_level"),
+            topology_region=text_field(given, "topology_region"),
+            topology_zone=text_field(given, "topology_zone"),
         )
     except (ValueError, TypeError, RecursionError) as error:
         reason = "IDENTIFY failed to decode JSON body"
         raise ProtocolError(ErrorCode.BAD_BODY, reason) from error
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _typed(given: dict[str, object], key: str, kind: type[T], default: T) -> T:
-    value = given.get(key, default)
-    if not isinstance(value, kind):
-        raise TypeError(f"{key} is not {kind.__name__}")
-    return value
-
-
-def _text(given: dict[str, object], key: str) -> str:
-    return _LONE_SURROGATE.sub("\ufffd", _typed(given, key, str, ""))
-
-
 def _optional_text(given: dict[str, object], key: str) -> str | None:
-    return _text(given, key) if key in given else None
-
-
-def _integer(given: dict[str, object], key: str, maximum: int = _INT64_MAX) -> int:
-    value = given.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{key} is not an integer")
-    if not -maximum - 1 <= value <= maximum:
-        raise ValueError(f"{key} is out of range")
-    return value
+    return text_field(given, key) if key in given else None
 
 
 def negotiate(

@@ -15,7 +15,6 @@ Source: reference nsqlookupd 3; nsqlookupd/lookup_protocol_v1.go.
 """
 
 import json
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from nsqpy.errors import ErrorCode, ProtocolError
+from nsqpy.gojson import integer_field, parse_object, text_field
 from nsqpy.names import decode_name
 from nsqpy.protocol.commands import LINE_MAX_BYTES, Malformed
 from nsqpy.protocol.frames import BadFrame
@@ -58,8 +58,6 @@ BODY_MAX_BYTES = 4 * 1024 * 1024
 REPLY_MAX_BYTES = 64 * 1024
 
 _SIZE = struct.Struct(">i")
-_INT64_MAX = (1 << 63) - 1
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,45 +90,20 @@ def decode_peer_info(body: bytes) -> PeerInfo:
         ProtocolError: E_BAD_BODY: no JSON object, or a field of a wrong type.
     """
     try:
-        document = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-        if document is None:
-            return PeerInfo()
-        if not isinstance(document, dict):
-            raise TypeError("not an object")
-        given = {key.lower(): value for key, value in document.items() if value is not None}
-        _text(given, "remote_address")  # only its type counts: the socket knows the address
+        given = parse_object(body)
+        text_field(given, "remote_address")  # only its type counts: the socket knows the address
         return PeerInfo(
-            hostname=_text(given, "hostname"),
-            broadcast_address=_text(given, "broadcast_address"),
-            tcp_port=_integer(given, "tcp_port"),
-            http_port=_integer(given, "http_port"),
-            version=_text(given, "version"),
-            topology_zone=_text(given, "topology_zone"),
-            topology_region=_text(given, "topology_region"),
+            hostname=text_field(given, "hostname"),
+            broadcast_address=text_field(given, "broadcast_address"),
+            tcp_port=integer_field(given, "tcp_port"),
+            http_port=integer_field(given, "http_port"),
+            version=text_field(given, "version"),
+            topology_zone=text_field(given, "topology_zone"),
+            topology_region=text_field(given, "topology_region"),
         )
     except (ValueError, TypeError, RecursionError) as error:
         reason = "IDENTIFY failed to decode JSON body"
         raise ProtocolError(ErrorCode.BAD_BODY, reason) from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _text(given: dict[str, object], key: str) -> str:
-    value = given.get(key, "")
-    if not isinstance(value, str):
-        raise TypeError(f"{key} is not a string")
-    return _LONE_SURROGATE.sub("\ufffd", value)
-
-
-def _integer(given: dict[str, object], key: str) -> int:
-    value = given.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{key} is not an integer")
-    if not -_INT64_MAX - 1 <= value <= _INT64_MAX:
-        raise ValueError(f"{key} is out of range")
-    return value
 
 
 # --- the server's half ---

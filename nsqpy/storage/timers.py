@@ -134,6 +134,13 @@ class TimerWheel:
         """When ``advance`` next has something to do, in Unix time; None while all is read."""
         return self._look_ms
 
+    @property
+    def soonest_ms(self) -> int | None:
+        """When the first slot with unread messages begins, in Unix time."""
+        waiting = self.waiting
+        starts = [slot.start_ms for slot in self._logs if waiting[self._logs[slot]]]
+        return min(starts, default=None)
+
     def open(self) -> None:
         """Find what a previous process left.
 

@@ -335,12 +335,12 @@ class TestAboutTheDaemon:
     async def test_requests_are_logged_but_publishing_is_not(
         self, http: HTTPConnection, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level("INFO", "nsqpy.daemon.http_api")
+        caplog.set_level("INFO", "nsqpy.net.http")
         await http.ask("POST", "/pub?topic=t", b"x")
         await http.ask("POST", "/mpub", b"x")
         await http.ask("GET", "/debug/pprof/cmdline")
         await http.ask("POST", "/channel/create?topic=t&channel=ch")
-        (line,) = (r.message for r in caplog.records if r.name == "nsqpy.daemon.http_api")
+        (line,) = (r.message for r in caplog.records if r.name == "nsqpy.net.http")
         assert re.fullmatch(
             r"200 POST /channel/create\?topic=t&channel=ch \(127\.0\.0\.1:\d+\) [\d.]+(µs|ms)", line
         )

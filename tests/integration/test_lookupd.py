@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nsqpy.clock import SECOND, ManualClock
+from nsqpy.net.listeners import ListenError
 from nsqpy.protocol.lookup import (
     MAGIC,
     OK_FRAME,
@@ -20,7 +21,7 @@ from nsqpy.protocol.lookup import (
     reply_frame,
     unregister,
 )
-from nsqpy_lookupd.app import Lookupd, StartError
+from nsqpy_lookupd.app import Lookupd
 from nsqpy_lookupd.config import LookupdConfig
 from tests.integration.http_exchange import Answer, HTTPConnection
 from tests.integration.lookup_peer import LookupPeer
@@ -456,7 +457,7 @@ async def test_a_stop_closes_every_connection_at_once(clock: ManualClock) -> Non
 async def test_a_port_that_is_taken(lookupd: Lookupd, listener: str) -> None:
     taken = lookupd.tcp_address if listener == "tcp_address" else lookupd.http_address
     second = Lookupd(replace(CONFIG, **{listener: taken}), "vm")  # type: ignore[arg-type]
-    with pytest.raises(StartError) as caught:
+    with pytest.raises(ListenError) as caught:
         await second.start()
     reason = f"listen ({taken}) failed - listen tcp {taken}: bind: address already in use"
     assert str(caught.value) == reason

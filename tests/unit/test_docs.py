@@ -90,7 +90,8 @@ def test_every_make_target_named_exists(page: Path) -> None:
 @EACH_PAGE
 def test_every_flag_named_is_an_option(page: Path) -> None:
     known = quoted((ROOT / "docs" / "configuration.md").read_text()) | {
-        "--help", "--strict", "--queue-scan-*", "--lookupd-http-address"
+        "--help", "--strict", "--queue-scan-*", "--lookupd-http-address",
+        "--nsqd-tcp-address",
     }  # fmt: skip
     known |= {f"--{option.flag}" for option in options_of(LookupdConfig)}
     flags = {name.partition("=")[0] for name in quoted(page.read_text()) if name.startswith("--")}

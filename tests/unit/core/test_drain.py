@@ -16,7 +16,7 @@ def node() -> Node:
 
 
 def is_waiting(node: Node) -> bool:
-    return waits(node.broker, node.clock.monotonic_ns() + SOON)
+    return waits(node.broker, node.clock.now(), node.clock.monotonic_ns() + SOON)
 
 
 class TestRemainders:
@@ -71,6 +71,7 @@ class TestWaits:
     def test_for_deferred_messages_that_are_due_in_time(self, node: Node) -> None:
         node.subscribe("t", "c")
         node.publish("t", b"1", delay_ns=SOON + 1)
+        node.publish("t", b"far", delay_ns=3600 * SECOND)  # on disk, not in memory
         assert not is_waiting(node)
         node.publish("t", b"2", delay_ns=SOON)
         assert is_waiting(node)
