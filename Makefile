@@ -76,9 +76,13 @@ format: $(STAMPS)/dev ## rewrite the sources in the house's format
 	@$(BIN)/ruff check --fix .
 
 .PHONY: docs
-docs: $(STAMPS)/dev ## write the generated files: the table of options and the sample configuration
-	@$(BIN)/python -m nsqpy.startup > docs/configuration.md
-	@$(BIN)/nsqpy nsqd --sample-config > deploy/nsqd.toml
+docs: $(STAMPS)/dev ## write the generated files: the table of options and the sample configurations
+	@$(BIN)/python -m nsqpy.startup > docs/configuration.md.new
+	@mv docs/configuration.md.new docs/configuration.md
+	@for program in nsqd nsqlookupd; do \
+		$(BIN)/nsqpy $$program --sample-config > deploy/$$program.toml.new \
+			&& mv deploy/$$program.toml.new deploy/$$program.toml || exit 1; \
+	done
 
 .PHONY: lock
 lock: $(STAMPS)/dev ## write the installed versions down in constraints.txt

@@ -11,6 +11,7 @@ from nsqpy.config import NsqdConfig, TLSRequired
 from nsqpy.errors import ConfigError
 from nsqpy.options import FlagError, options_of
 from nsqpy.startup import Loaded, load, startup_failure
+from nsqpy_lookupd import config as lookupd_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,14 +172,15 @@ def test_the_sample_file_says_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "remedy"),
+    ("path", "content"),
     [
-        ("docs/configuration.md", startup.markdown_page(), "python -m nsqpy.startup"),
-        ("deploy/nsqd.toml", startup.sample_file(), "nsqpy nsqd --sample-config"),
+        ("docs/configuration.md", startup.markdown_page()),
+        ("deploy/nsqd.toml", startup.sample_file()),
+        ("deploy/nsqlookupd.toml", lookupd_config.sample_file()),
     ],
 )
-def test_generated_files_are_up_to_date(path: str, content: str, remedy: str) -> None:
-    assert (ROOT / path).read_text() == content, f"{remedy} > {path}"
+def test_generated_files_are_up_to_date(path: str, content: str) -> None:
+    assert (ROOT / path).read_text() == content, "make docs"
 
 
 def test_the_address_towards_lookupd_needs_one() -> None:
