@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nsqpy.core.channel import Channel
+    from nsqpy.core.lease_book import LeaseBook
     from nsqpy.core.topic import Topic
     from nsqpy.storage.diskqueue import DiskQueue
 
@@ -19,7 +20,7 @@ __all__ = ["Agenda"]
 class Agenda:
     """Ordered sets, as dicts. Everything in the core notes its work here and nowhere else."""
 
-    __slots__ = ("_awake", "channels", "logs", "topics", "wake")
+    __slots__ = ("_awake", "books", "channels", "logs", "topics", "wake")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
@@ -27,6 +28,7 @@ class Agenda:
         self.topics: dict[Topic, None] = {}
         self.channels: dict[Channel, None] = {}
         self.logs: dict[DiskQueue, None] = {}
+        self.books: dict[LeaseBook, None] = {}
 
     def note_topic(self, topic: "Topic") -> None:
         self.topics[topic] = None
@@ -39,6 +41,11 @@ class Agenda:
     def note_log(self, log: "DiskQueue") -> None:
         """Acknowledgements wait to be written to this log's journal."""
         self.logs[log] = None
+        self.rouse()
+
+    def note_book(self, book: "LeaseBook") -> None:
+        """A step waits to be taken; one of all books is taken in a turn."""
+        self.books[book] = None
         self.rouse()
 
     def rouse(self) -> None:
@@ -54,5 +61,5 @@ class Agenda:
     def end(self) -> None:
         """The turn is over; what it left on the agenda gets another one."""
         self._awake = False
-        if self.topics or self.channels or self.logs:
+        if self.topics or self.channels or self.logs or self.books:
             self.rouse()

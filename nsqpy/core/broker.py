@@ -28,15 +28,18 @@ from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.group_commit import GroupCommit, SyncWork
 from nsqpy.core.guid import GUIDFactory
 from nsqpy.core.layout import Layout
+from nsqpy.core.lease_book import LeaseBook
+from nsqpy.core.lease_store import JOURNAL_SEGMENT_BYTES, LeaseStore
 from nsqpy.core.snapshot import topics_snapshot
 from nsqpy.core.stats import BrokerStats, select
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.topic import ExitingError, Ticket, Topic
+from nsqpy.core.trash import TrashBin
 from nsqpy.errors import ConfigError, NSQError, ProtocolError, StorageError
 from nsqpy.names import is_ephemeral
 from nsqpy.protocol.identify import Limits
 from nsqpy.storage.diskqueue import DiskQueue
-from nsqpy.storage.files import Files
+from nsqpy.storage.files import File, Files
 from nsqpy.storage.metadata import TopicMetadata, load_metadata, save_metadata
 from nsqpy.storage.timers import TimerWheel
 from nsqpy.version import NSQ_VERSION
@@ -137,11 +140,14 @@ class Broker:
         self._drop_oldest = config.ephemeral_overflow == "drop-oldest"
         self._fsync = config.durability == "fsync"
         self._commits = GroupCommit(every_write=self._fsync, timeout_ns=config.sync_timeout_ns)
-        self._retry: list[Topic | Channel | DiskQueue] = []
+        self._retry: list[Topic | Channel | LeaseBook | DiskQueue] = []
         self._retry_ns = NEVER
         self._fault = ""
         self._faults_logged: set[str] = set()
         self._metadata_due_ns = NEVER
+        self.lease_owners: dict[str, LeaseBook] = {}  # every id that is known, and its book
+        self.node_id = ""  # of this data, for life
+        self.trash = TrashBin(files, self._agenda.rouse)
 
     @property
     def limits(self) -> Limits:
@@ -199,6 +205,7 @@ class Broker:
             entry = known.get(name, TopicMetadata(name, False, {}))
             paused = dict.fromkeys(channels, False) | entry.channels
             known[name] = replace(entry, channels=paused)
+        self.node_id = self._load_node_id()
         for entry in known.values():
             if is_ephemeral(entry.name):
                 self._files.remove_tree(self._layout.topic(entry.name))
@@ -216,6 +223,19 @@ class Broker:
         except StorageError as error:
             # On a full disk we start all the same: it is by consuming that space comes back.
             self.note_fault(error)
+
+    def _load_node_id(self) -> str:
+        path = self._layout.node_id
+        try:
+            return self._files.read_whole(path).decode().strip()
+        except (OSError, ValueError):
+            name = f"{self._random.getrandbits(128):032x}"
+        try:
+            self._files.make_directory(path.rpartition("/")[0])
+            self._files.replace_whole(path, f"{name}\n".encode())
+        except OSError as error:
+            self.note_fault(StorageError(path, error.strerror or str(error)))
+        return name
 
     def _load_config(self, channel: Channel, document: dict[str, Any]) -> None:
         try:
@@ -242,6 +262,7 @@ class Broker:
             for channel in topic.channels.values():
                 self._try(channel.close, faults)
             self._try(topic.close, faults)
+        self.trash.take().run()
         if faults:
             raise faults[0]
 
@@ -338,7 +359,7 @@ class Broker:
         self._save_metadata()
 
     def empty_channel(self, topic_name: str, name: str) -> None:
-        self._existing_channel(topic_name, name).empty()
+        self._existing_channel(topic_name, name).empty(self._now)
 
     # -- dead letters -----------------------------------------------------------------------
 
@@ -453,7 +474,7 @@ class Broker:
 
     def _make_channel(self, topic: Topic, name: str, *, loading: bool = False) -> Channel:
         self._refuse_if_exiting()
-        queue_log = near = far = None
+        queue_log = near = far = leases = None
         if not is_ephemeral(name):
             open_log = partial(self._open_log, label=f"CHANNEL({name})")
             try:
@@ -464,6 +485,8 @@ class Broker:
                     self._remove_tree(self._layout.channel(topic.name, name))
                 raise
             far = TimerWheel(self._files, self._layout.timers(topic.name, name), open_log)
+            if not is_ephemeral(topic.name):
+                leases = self._make_book(topic.name, name)
         limit = self.config.mem_queue_size
         deferred = DeferredMessages(near, far, limit=limit, log_all=self._log_all)
         channel = Channel(
@@ -475,6 +498,7 @@ class Broker:
             max_msg_timeout_ns=self.config.max_msg_timeout_ns,
             queue_log=queue_log,
             deferred=deferred,
+            leases=leases,
             log_all=self._log_all,
             drop_oldest=self._drop_oldest,
         )
@@ -483,7 +507,44 @@ class Broker:
         self._schedule(channel)
         return channel
 
-    def _open_log(self, directory: str, label: str) -> DiskQueue:
+    def _make_book(self, topic_name: str, name: str) -> LeaseBook:
+        open_log = partial(self._open_log, label=f"LEASE({name})")
+        segment_max_bytes = min(self.config.max_bytes_per_file, JOURNAL_SEGMENT_BYTES)
+        store = LeaseStore(
+            self._files,
+            self._layout.leases(topic_name, name),
+            open_log=open_log,
+            open_journal=partial(open_log, segment_max_bytes=segment_max_bytes),
+            remove=self.trash.add_directory,
+        )
+        return LeaseBook(
+            name,
+            store,
+            agenda=self._agenda,
+            owners=self.lease_owners,
+            when_safe=self.when_safe,
+        )
+
+    def when_safe(self, done: Callable[[StorageError | None], None]) -> None:
+        """Call back once all that has been written is as safe as ``--durability`` asks."""
+        if not self._fsync:
+            done(None)
+            return
+
+        def note(ticket: Ticket) -> None:
+            error = ticket.error
+            assert error is None or isinstance(error, StorageError)
+            done(error)
+
+        self._commits.wait([Ticket([], on_done=note)])
+        self._agenda.rouse()
+
+    def note_unlinked(self, file: File) -> None:
+        self.trash.add_unlinked(file)
+
+    def _open_log(
+        self, directory: str, label: str, segment_max_bytes: int | None = None
+    ) -> DiskQueue:
         """Open a log; its directory is made now, for that is how the queue outlives a crash.
 
         Raises:
@@ -493,7 +554,7 @@ class Broker:
             self._files,
             directory,
             name=label,
-            segment_max_bytes=self.config.max_bytes_per_file,
+            segment_max_bytes=segment_max_bytes or self.config.max_bytes_per_file,
             sync_every=self.config.sync_every,
             listener=self,
         )
@@ -601,6 +662,7 @@ class Broker:
         agenda = self._agenda
         agenda.begin()
         self._expire(now)
+        self._step(now)
         topics, agenda.topics = agenda.topics, {}
         for topic in topics:
             topic.route(now)
@@ -616,6 +678,8 @@ class Broker:
                     subscription.consumer.deliver(frames)
             except StorageError as error:
                 self._retry_later(channel, error, now)
+            if channel.leases is not None:
+                channel.leases.rouse()
             if channel.deadlines_changed:
                 self._schedule(channel)
         self._commits.end_moves()
@@ -662,8 +726,22 @@ class Broker:
                     self._agenda.note_topic(item)
                 elif isinstance(item, Channel):
                     self._agenda.note_channel(item)
+                elif isinstance(item, LeaseBook):
+                    self._agenda.note_book(item)
                 else:
                     self._agenda.note_log(item)
+
+    def _step(self, now: Instant) -> None:
+        """Leases move a bounded number of messages a turn, whatever there is to move."""
+        books = self._agenda.books
+        if not books:
+            return
+        book = next(iter(books))
+        del books[book]
+        try:
+            book.step(now)
+        except StorageError as error:
+            self._retry_later(book, error, now)
 
     def _schedule(self, channel: Channel) -> None:
         """Keep the channel's place in the heap at its soonest deadline, or sooner."""
@@ -697,7 +775,7 @@ class Broker:
             self._faults_logged.clear()
 
     def _retry_later(
-        self, item: Topic | Channel | DiskQueue, error: StorageError, now: Instant
+        self, item: Topic | Channel | LeaseBook | DiskQueue, error: StorageError, now: Instant
     ) -> None:
         self.note_fault(error)
         self._retry.append(item)

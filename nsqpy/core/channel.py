@@ -1,13 +1,14 @@
 """A channel: every message of its topic once, shared out among its consumers.
 
-A message is in exactly one place: the window (or unread in the log), in flight, or deferred.
+A message is in exactly one place: the window (or unread in the log), in flight, deferred, or
+leased.
 Everything a channel counts is written here and nowhere else. Time arrives as arguments.
 Source: nsqd/channel.go; reference nsqd 1.8, 2.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 from random import Random
 
@@ -17,6 +18,8 @@ from nsqpy.core.dead_letters import REQUEUE, TIMEOUT, DeadLetters, bodies_of, by
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
 from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.flight import Flight
+from nsqpy.core.lease import LeaseState
+from nsqpy.core.lease_book import LeaseBook
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.window import NOT_STORED, Run, Window, store_changed
 from nsqpy.errors import NSQError, StorageError
@@ -63,6 +66,7 @@ class Channel:
         max_msg_timeout_ns: int,
         queue_log: DiskQueue | None,
         deferred: DeferredMessages,
+        leases: LeaseBook | None = None,
         log_all: bool,
         drop_oldest: bool = False,
     ) -> None:
@@ -79,6 +83,9 @@ class Channel:
         self._in_flight: dict[MessageID, Flight] = {}
         self._flights: DeadlineHeap[Flight] = DeadlineHeap()
         self._deferred = deferred
+        self.leases = leases
+        if leases is not None:
+            leases.attach(self)
         self._ready: dict[Subscription, None] = {}  # those with credit, next to be served first
         self.subscriptions: dict[Subscription, None] = {}
         self.deadlines_changed = False  # ``soonest_deadline_ns`` may be sooner than it was
@@ -110,7 +117,13 @@ class Channel:
     def bad_block_count(self) -> int:
         """Damaged stretches of its logs that were set aside since the start."""
         ready = self._log.bad_blocks if self._log is not None else 0
-        return ready + self._deferred.bad_blocks
+        leased = self.leases.bad_blocks if self.leases is not None else 0
+        return ready + self._deferred.bad_blocks + leased
+
+    @property
+    def leased_count(self) -> int:
+        """Messages that are out on leases, or on their way back."""
+        return self.leases.leased_count if self.leases is not None else 0
 
     @property
     def deferred_count(self) -> int:
@@ -123,8 +136,9 @@ class Channel:
 
     def soonest_deadline_ns(self) -> int:
         """When ``expire`` next has something to do, or NEVER."""
-        flight, deferred = self._flights.soonest_ns(), self._deferred.soonest_ns()
-        return max(flight, deferred) if NEVER in (flight, deferred) else min(flight, deferred)
+        leases = self.leases.soonest_ns() if self.leases is not None else NEVER
+        soonest = (self._flights.soonest_ns(), self._deferred.soonest_ns(), leases)
+        return min((due_ns for due_ns in soonest if due_ns != NEVER), default=NEVER)
 
     def next_deferred_ns(self, now: Instant) -> int:
         """About when the next deferred message is due, monotonic and not too late, or NEVER."""
@@ -138,6 +152,8 @@ class Channel:
         Raises:
             StorageError: a log cannot be read.
         """
+        if self.leases is not None:
+            self.leases.load(now)
         self._deferred.restore(now)
 
     def put(self, batches: Sequence[Batch], now: Instant) -> None:
@@ -421,6 +437,8 @@ class Channel:
         self.deadlines_changed = True  # whoever called has to ask for the next one
         if available:
             self._agenda.note_channel(self)
+        if self.leases is not None:
+            self.leases.expire(now)
         available += self._make_ready(now)  # as long as that is refused, memory gets no more
         self._deferred.advance(now)
         available += self._make_ready(now)
@@ -487,6 +505,110 @@ class Channel:
         self.finish_count += count
         return count
 
+    # -- leases -----------------------------------------------------------------------------
+
+    @property
+    def log(self) -> DiskQueue:
+        assert self._log is not None
+        return self._log
+
+    def ready_count(self) -> int:
+        return self._window.depth
+
+    def take_ready(self, limit: int, max_bytes: int) -> list[Run]:
+        """Take messages for a lease. Those from another log move to the channel's own first: what
+        a lease takes stays owed there until the lease exists.
+
+        Raises:
+            StorageError: nothing is taken.
+        """
+        runs = self._window.take(limit, max_bytes)
+        ours: list[Run] = []
+        others: list[Run] = []
+        for run in runs:
+            stranger = run.log is not self._log and run.number != NOT_STORED
+            (others if stranger else ours).append(run)
+        if not others:
+            return runs
+        batches = [run.batch.slice(run.start, run.stop) for run in others]
+        try:
+            self.log.append([Batch(batch.data, batch.offsets) for batch in batches], held=False)
+        except StorageError:
+            self._window.put_back(runs)
+            raise
+        for run in others:
+            run.move()
+        return ours
+
+    def put_back(self, runs: Sequence[Run]) -> None:
+        self._window.put_back(runs)
+        self._agenda.note_channel(self)
+
+    def give_back(self, run: Run, failure: str, now: Instant) -> tuple[int, int]:
+        """A lease of these messages was released, or expired: that is a failed delivery of each.
+        Returns the range of the channel's log that they are in, empty if they are elsewhere.
+
+        Raises:
+            StorageError: they are where they were.
+        """
+        letters = self.dead_letters
+        first = stop = 0
+        if letters is None:
+            first = self.log.append([run.batch.raised(run.start, run.stop)], held=False)
+            stop = first + len(run)
+            run.move()
+        else:
+            self._fail_later(run, failure, letters, now)
+        if failure == LeaseState.EXPIRED:
+            self.timeout_count += len(run)
+        else:
+            self.requeue_count += len(run)
+        self._agenda.note_channel(self)
+        return first, stop
+
+    def _fail_later(self, run: Run, failure: str, letters: DeadLetters, now: Instant) -> None:
+        """As ``_fail``, for so many messages that memory is no place for them."""
+        policy = letters.policy
+        again: list[Run] = []
+        others: list[tuple[Run, int]] = []
+        for part, attempts in by_attempts(run):
+            if policy.is_spent(attempts) or policy.delay_ns(attempts):
+                others.append((part, attempts))
+            else:
+                again.append(part)
+        if again:
+            batches = [part.batch.raised(part.start, part.stop) for part in again]
+            self.log.append(batches, held=False)
+            for part in again:
+                part.move()
+        for part, attempts in others:
+            if policy.is_spent(attempts):
+                letters.bury(part, f"lease {failure}")
+            else:
+                self._deliver_again(part, policy.delay_ns(attempts), now)
+
+    def take_out(self, ranges: Sequence[list[int]]) -> int:
+        """Acknowledge what of these records of the log is ready; returns how many they were.
+
+        Raises:
+            StorageError: that is not on disk yet.
+        """
+        unread = sum(self.log.discard_rest(first, stop) for first, stop in ranges)
+        taken = unread + self._window.drop(ranges)
+        self.log.flush()
+        return taken
+
+    def note_deadline(self) -> None:
+        self.deadlines_changed = True
+        self._agenda.note_channel(self)
+
+    def note_finished(self, count: int) -> None:
+        self.finish_count += count
+
+    @property
+    def dying_count(self) -> int:
+        return self.dead_letters.pending_count if self.dead_letters is not None else 0
+
     # -- administration ---------------------------------------------------------------------
 
     def pause(self) -> None:
@@ -496,8 +618,13 @@ class Channel:
         self.paused = False
         self._agenda.note_channel(self)
 
-    def empty(self) -> None:
-        """Drop every message: ready, in flight and deferred. Late answers are refused."""
+    def empty(self, now: Instant) -> None:
+        """Drop every message: ready, in flight, deferred and leased. Late answers are refused."""
+        self._drop_all()
+        if self.leases is not None:
+            self.leases.empty(now)
+
+    def _drop_all(self) -> None:
         self._window.clear()
         self._in_flight.clear()
         self._flights.clear()
@@ -515,7 +642,9 @@ class Channel:
         self.exiting = True
         for subscription in list(self.subscriptions):
             subscription.consumer.cut()
-        self.empty()
+        if self.leases is not None:
+            self.leases.delete()
+        self._drop_all()
         with suppress(StorageError):  # nothing is left that a sync could save
             self._close_logs()
 
@@ -530,6 +659,8 @@ class Channel:
         for subscription in list(self.subscriptions):
             subscription.consumer.cut()
         ready = self._window.clear()
+        if self.leases is not None:
+            ready += self.leases.stop()
         for flight in self._flights.clear():
             for start, stop in flight.unanswered():
                 ready += [run.again() for run in flight.answer(start, stop)]
@@ -561,6 +692,11 @@ class Channel:
         deferred_count = sum(map(len, waiting)) + sum(unread.values())
         assert deferred_count == self.deferred_count, "deferred: runs and count differ"
         assert sum(map(len, ready)) == self._window.count, "window: runs and count differ"
+        held = 0
+        if self.leases is not None and self._log is not None:
+            leased, returning, held = self.leases.audit()
+            unread |= leased
+            dying = [*dying, *returning]
         if self._log is not None:
             unread[self._log] = self._log.unread
         for queue_log, unread_count in unread.items():
@@ -572,14 +708,17 @@ class Channel:
             ]
             assert len(set(records)) == len(records), "a record is in two places"
             places = len(records) + unread_count + queue_log.moved_count
+            if queue_log is self._log:
+                places += held
             assert places == queue_log.depth, "a record is nowhere"
 
     def _close_logs(self) -> None:
-        try:
-            self._deferred.close()
-        finally:
+        with ExitStack() as closing:  # each is closed, whatever befalls the others
             if self._log is not None:
-                self._log.close()
+                closing.callback(self._log.close)
+            if self.leases is not None:
+                closing.callback(self.leases.close)
+            closing.callback(self._deferred.close)
 
 
 def _not_ours(flight: Flight | None) -> NSQError:

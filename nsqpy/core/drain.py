@@ -2,7 +2,8 @@
 
 It waits for what somebody is about to take: messages of channels that have consumers and are not
 paused, those deferred until before the deadline included, and what a topic is about to hand to
-its channels. What nobody takes, it would wait for in vain.
+its channels. What nobody takes, it would wait for in vain; what is leased is on disk, and a lease
+outlives the daemon.
 """
 
 from collections.abc import Iterator
@@ -27,10 +28,11 @@ class Remainder(NamedTuple):
     depth: int
     in_flight: int
     deferred: int
+    leased: int = 0
 
     @property
     def total(self) -> int:
-        return self.depth + self.in_flight + self.deferred
+        return self.depth + self.in_flight + self.deferred + self.leased
 
 
 def remainders(broker: "Broker") -> Iterator[Remainder]:
@@ -45,6 +47,7 @@ def remainders(broker: "Broker") -> Iterator[Remainder]:
                 channel.depth,
                 channel.in_flight_count,
                 channel.deferred_count,
+                channel.leased_count,
             )
             if found.total:
                 yield found

@@ -7,6 +7,8 @@
     queues/<topic>.topic/<channel>.channel/queue/    the channel's log
     queues/<topic>.topic/<channel>.channel/deferred/ what is due soon, and requeued messages
     queues/<topic>.topic/<channel>.channel/timers/   what is due later, a log for each slot of time
+    queues/<topic>.topic/<channel>.channel/leases/   a log for each lease, and one about them
+    queues/node.id                                   a name for this data, for life
 
 The endings keep names such as ``..``, which are legal, from meaning anything to a file system.
 """
@@ -15,8 +17,9 @@ from nsqpy.names import is_valid_name
 from nsqpy.storage.files import Files
 from nsqpy.storage.timers import slot_directories
 
-__all__ = ["Layout"]
+__all__ = ["JOURNAL", "Layout", "lease_directories"]
 
+JOURNAL = "journal"
 _TOPIC = ".topic"
 _CHANNEL = ".channel"
 
@@ -47,13 +50,22 @@ class Layout:
     def timers(self, topic: str, channel: str) -> str:
         return f"{self.channel(topic, channel)}/timers"
 
+    def leases(self, topic: str, channel: str) -> str:
+        return f"{self.channel(topic, channel)}/leases"
+
+    @property
+    def node_id(self) -> str:
+        return f"{self.root}/queues/node.id"
+
     def channel_logs(self, files: Files, topic: str, channel: str) -> list[str]:
         """Every log that a channel has, what is due soonest first. Raises OSError."""
         slots = slot_directories(files, self.timers(topic, channel))
+        leases = lease_directories(files, self.leases(topic, channel))
         return [
             self.channel_log(topic, channel),
             self.deferred_log(topic, channel),
             *slots.values(),
+            *leases.values(),
         ]
 
     def scan(self, files: Files) -> dict[str, list[str]]:
@@ -69,3 +81,9 @@ class Layout:
                 )
                 found[topic] = [channel for channel in channels if is_valid_name(channel)]
         return found
+
+
+def lease_directories(files: Files, directory: str) -> dict[int, str]:
+    """The logs of leases below ``directory``, by serial number. Raises OSError."""
+    names = (name for name in files.list_directory(directory) if name.isdecimal())
+    return {int(name): f"{directory}/{name}" for name in names}

@@ -53,4 +53,6 @@ def _channel_stats(channel: Channel, include_clients: bool) -> ChannelStats:
         dead_letter_count=letters.count if letters else 0,
         dead_letter_reasons=dict(letters.reasons) if letters else {},
         bad_block_count=channel.bad_block_count,
+        leased_count=channel.leased_count,
+        lease_count=channel.leases.lease_count if channel.leases is not None else 0,
     )

@@ -99,7 +99,8 @@ class ChannelStats:
 
     Ours: ``dropped_count``, what a full ``#ephemeral`` channel threw away; ``dead_letter_count``,
     since the start, and how many of them for which reason; ``bad_block_count``, the damaged
-    stretches of its logs that were set aside in ``.bad`` files since the start.
+    stretches of its logs that were set aside in ``.bad`` files since the start; ``leased_count``
+    messages out on ``lease_count`` leases, or on their way back.
     """
 
     channel_name: str
@@ -121,6 +122,8 @@ class ChannelStats:
     dead_letter_count: int = 0
     dead_letter_reasons: Mapping[str, int] = field(default_factory=dict)
     bad_block_count: int = 0
+    leased_count: int = 0
+    lease_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +210,7 @@ def select(stats: BrokerStats, topic: str = "", channel: str = "") -> BrokerStat
 _OMITTED_WHEN_EMPTY = {
     *("zone_local_msg_count", "region_local_msg_count", "global_msg_count", "dropped_count"),
     *("dead_letter_count", "dead_letter_reasons", "bad_block_count"),
+    *("leased_count", "lease_count"),
     *("authed", "auth_identity", "auth_identity_url", "pub_counts"),
 }
 _NESTED = {

@@ -5,6 +5,7 @@ the window is a part of it that is also in memory; at ``memory`` the log holds o
 had no room for. While something in the log is unread, new messages queue up behind it.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
@@ -208,6 +209,32 @@ class Window:
             run = Run(stored.batch, stored.start, stored.stop, stored.number, log)
             self._runs.append(run)
             self.count += len(run)
+
+    def drop(self, ranges: Sequence[list[int]]) -> int:
+        """Acknowledge what is in memory of the records in ``ranges`` of the queue's log, each a
+        first and a stop; returns how many they were."""
+        ordered = sorted(ranges)
+        firsts = [first for first, _ in ordered]
+        runs, self._runs = self._runs, deque()
+        dropped = 0
+        for run in runs:
+            at = 0
+            if run.log is self._log and run.number != NOT_STORED:
+                base, end = run.number, run.number + len(run)
+                for first, stop in ordered[max(bisect_right(firsts, base) - 1, 0) :]:
+                    if first >= end:
+                        break
+                    start, stop = max(first - base, at), min(stop, end) - base
+                    if start < stop:
+                        if at < start:
+                            self._runs.append(run.part(at, start))
+                        run.acknowledge(start, stop)
+                        dropped += stop - start
+                        at = stop
+            if at < len(run):
+                self._runs.append(run.part(at, len(run)) if at else run)
+        self.count -= dropped
+        return dropped
 
     def runs(self) -> list[Run]:
         """What is in memory, in order."""

@@ -85,6 +85,7 @@ class Drain:
             "depth": sum(found.depth for found in left),
             "in_flight": sum(found.in_flight for found in left),
             "deferred": sum(found.deferred for found in left),
+            "leased": sum(found.leased for found in left),
             "deadline": deadline_s,
         }
 
@@ -106,9 +107,9 @@ class Drain:
         left = sorted(remainders(self._broker), key=lambda found: -found.total)
         for found in islice(left, _LINES_MAX):
             log.info(
-                "DRAIN: %s leaves depth %d, in flight %d, deferred %d",
+                "DRAIN: %s leaves depth %d, in flight %d, deferred %d, leased %d",
                 f"{found.topic}:{found.channel}" if found.channel else f"TOPIC({found.topic})",
-                *(found.depth, found.in_flight, found.deferred),
+                *(found.depth, found.in_flight, found.deferred, found.leased),
             )
         if len(left) > _LINES_MAX:
             log.info("DRAIN: and %d more topics and channels", len(left) - _LINES_MAX)

@@ -30,6 +30,7 @@ from nsqpy.daemon.http_bodies import (
     split_lines,
     split_records,
 )
+from nsqpy.daemon.lease_api import LeaseAPI
 from nsqpy.daemon.lookup import Lookups
 from nsqpy.daemon.memory import MemoryMeter
 from nsqpy.daemon.metrics import Metrics
@@ -140,6 +141,7 @@ class HTTPApi:
             },
             "/channel/redrive": _post(self._redrive),
             "/drain": {"GET": Route(self._get_drain), "POST": Route(self._start_drain)},
+            **LeaseAPI(broker, self._clock).routes(),
             **debug_routes(),
         }
 

@@ -32,6 +32,8 @@ _CHANNEL = (
     _Figure("depth", "depth", "Messages ready to be delivered, in memory and on disk."),
     _Figure("in_flight", "in_flight_count", "Messages delivered and not answered."),
     _Figure("deferred", "deferred_count", "Messages that wait for their time."),
+    _Figure("leased", "leased_count", "Messages out on leases, or on their way back."),
+    _Figure("leases", "lease_count", "Leases."),
     _Figure("clients", "client_count", "Consumers."),
     _Figure("messages", "message_count", "Messages taken from the topic.", CounterMetricFamily),
     _Figure("requeues", "requeue_count", "Deliveries answered with REQ.", CounterMetricFamily),

@@ -15,6 +15,7 @@ from nsqpy.clock import Clock
 from nsqpy.core.broker import Broker
 from nsqpy.core.deadlines import NEVER
 from nsqpy.core.group_commit import SyncWork
+from nsqpy.core.trash import Trash
 from nsqpy.daemon.heartbeats import Heartbeats
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import StorageError
@@ -36,6 +37,7 @@ class Turn:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NEVER
         self._sync: asyncio.Task[None] | None = None
+        self._removal: asyncio.Task[None] | None = None
         self._scheduled = False
         self._stopped = True  # until the start: queues that are being loaded want a turn too
         self.failure: asyncio.Future[None] = loop.create_future()
@@ -54,12 +56,13 @@ class Turn:
             self._loop.call_soon(self._run)
 
     async def stop(self) -> None:
-        """No more turns; a sync under way is waited for."""
+        """No more turns; a sync and a removal under way are waited for."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._sync is not None:
-            await self._sync
+        for task in (self._sync, self._removal):
+            if task is not None:
+                await task
 
     def _run(self) -> None:
         self._scheduled = False
@@ -82,6 +85,8 @@ class Turn:
         self._connections.flush(now.monotonic_ns)
         if self._sync is None and broker.sync_due(now):
             self._sync = self._loop.create_task(self._run_sync(broker.begin_sync()))
+        if self._removal is None and broker.trash:
+            self._removal = self._loop.create_task(self._remove(broker.trash.take()))
         if broker.deadlines_changed or self._heartbeats.changed or self._timer is None:
             self._set_timer(now.monotonic_ns)
 
@@ -103,6 +108,11 @@ class Turn:
     def _ring(self) -> None:
         self._timer = None
         self._heartbeats.run(self._clock.now().monotonic_ns)
+        self.wake()
+
+    async def _remove(self, trash: Trash) -> None:
+        await self._loop.run_in_executor(None, trash.run)
+        self._removal = None
         self.wake()
 
     async def _run_sync(self, work: SyncWork) -> None:

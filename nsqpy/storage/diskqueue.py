@@ -12,6 +12,7 @@ it, and the caller syncs them wherever it likes. Source: DESIGN 3; docs/storage.
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from nsqpy.errors import CorruptionError, StorageError
@@ -21,11 +22,12 @@ from nsqpy.storage.files import File, Files
 from nsqpy.storage.journal import JOURNAL_SUFFIX, Journal
 from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, BadStretch, Segment
 
-__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "Moves", "StoredRun"]
+__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "Moves", "Region", "StoredRun"]
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 * 1024
+UNLINK_MIN_BYTES = 1024 * 1024  # to unlink more than this takes too long to wait for
 JOIN_MAX_BYTES = 16 * 1024  # larger blocks are batches enough: joining them only copies
 
 
@@ -52,6 +54,18 @@ class LogListener(Protocol):
 
     def note_moved(self, queue_log: "DiskQueue") -> None:
         """Records that now stand in another log wait for ``take_moves`` and ``end_moves``."""
+
+    def note_unlinked(self, file: File) -> None:
+        """A file without a name is to be closed; a large one where that may take a while, for it
+        is then that its blocks are freed."""
+
+
+class Region(NamedTuple):
+    """``length`` bytes of the file ``path``, from ``offset`` on."""
+
+    path: str
+    offset: int
+    length: int
 
 
 class Moves(NamedTuple):
@@ -103,6 +117,7 @@ class DiskQueue:
         self.depth = 0
         self.unread = 0
         self.bad_blocks = 0
+        self.flush_count = 0  # that left nothing pending
         self._operations = 0
 
     # -- start ------------------------------------------------------------------------------
@@ -334,6 +349,55 @@ class DiskQueue:
             number += part
             count -= part
 
+    def acknowledge_rest(self, first: int, stop: int) -> tuple[int, int]:
+        """Of the records ``first`` to ``stop``, none unread, acknowledge those that are not yet,
+        as far as they stand in one segment.
+
+        Returns where to go on, and how many they were.
+        """
+        index = max(bisect_right(self._first_numbers, first) - 1, 0)
+        for segment in self._segments[index : index + 2]:
+            start = max(first, segment.first_number)
+            end = min(stop, segment.stop_number)
+            if start < end:
+                base = segment.first_number
+                count = segment.acknowledge_rest(start - base, end - base)
+                if count:
+                    if not self._acked:
+                        self._listener.note_acked(self)
+                    self._acked[segment] = None
+                    self.depth -= count
+                return end, count
+        return stop, 0
+
+    def discard_rest(self, first: int, stop: int) -> int:
+        """The records ``first`` to ``stop`` that are unread will never be handed out; returns
+        how many they were."""
+        first = max(first, self._cursor_number)
+        total = 0
+        while first < stop:
+            first, count = self.acknowledge_rest(first, stop)
+            total += count
+        self.unread -= total
+        return total
+
+    def is_done(self, first: int, stop: int) -> bool:
+        """Whether the records ``first`` to ``stop`` are all acknowledged."""
+        index = max(bisect_right(self._first_numbers, first) - 1, 0)
+        for segment in self._segments[index:]:
+            base = segment.first_number
+            if base >= stop:
+                break
+            start, end = max(first, base), min(stop, segment.stop_number)
+            if start < end and segment.acked_count(start - base, end - base) < end - start:
+                return False
+        return True
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether every acknowledgement has been written."""
+        return not self._acked
+
     def discard(self, number: int, count: int) -> None:
         """``count`` records from ``number`` on, all unread, will never be handed out."""
         self.unread -= count
@@ -385,6 +449,7 @@ class DiskQueue:
             if file is not None:
                 self._note_write(file)
             del self._acked[segment]
+        self.flush_count += 1
         if self.on_drained is not None and not self.depth:
             self.on_drained()
 
@@ -402,6 +467,9 @@ class DiskQueue:
             return
         current = self._segments[self._cursor]
         for segment in finished:
+            if segment.size >= UNLINK_MIN_BYTES:
+                with suppress(OSError):  # while it is open, only its name goes
+                    segment.opened()
             self._drop(segment)
         position = bisect_right([segment.first_number for segment in keep], current.first_number)
         if current not in finished:
@@ -436,7 +504,10 @@ class DiskQueue:
         for file in (segment.file, segment.journal.file):
             if file is not None:
                 self._unsynced.pop(file, None)
-                self._retire(file)
+                if file in self._syncing:
+                    self._retired.append(file)
+                else:
+                    self._listener.note_unlinked(file)
         segment.file = segment.journal.file = None
         for path in paths:
             try:
@@ -465,10 +536,48 @@ class DiskQueue:
                 if file not in retired:
                     self._note_write(file)
         for file in retired:
-            self._retire(file)
+            self._listener.note_unlinked(file)
         resting, self._resting = self._resting, {}
         for segment in resting:
             self._let_go(segment)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether ``seal`` was called, by this process or one before."""
+        return bool(self._segments) and self._segments[-1].sealed
+
+    def seal(self) -> None:
+        """Write down that this is all: nothing is appended any more.
+
+        Raises:
+            StorageError: it is not written down.
+        """
+        try:
+            file = self._segments[-1].seal() if self._segments else None
+        except OSError as error:
+            raise StorageError(self._directory, error.strerror or str(error)) from error
+        if file is not None:
+            self._note_write(file)
+
+    def regions(self) -> list[Region]:
+        """Where its blocks stand, in order."""
+        head = SEGMENT_HEADER_BYTES
+        return [Region(entry.path, head, entry.size - head) for entry in self._segments]
+
+    def abandon(self) -> None:
+        """Forget every record and let go of the files, which are for somebody else to remove."""
+        for segment in self._segments:
+            for file in (segment.file, segment.journal.file):
+                if file is not None:
+                    self._unsynced.pop(file, None)
+                    if file in self._syncing:
+                        self._retired.append(file)
+                    else:
+                        self._listener.note_unlinked(file)
+        self._segments = []
+        self._resting = {}
+        self.on_drained = None
+        self.empty()
 
     def rest(self) -> None:
         """Close every file; it is opened again when it is needed."""

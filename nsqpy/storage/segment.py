@@ -130,6 +130,19 @@ class Segment:
         else:
             pending += (offset, count)
 
+    def acknowledge_rest(self, offset: int, stop: int) -> int:
+        """Mark the records ``offset`` to ``stop`` as done, whichever are not; returns how many
+        those were."""
+        count = stop - offset - self.acked_count(offset, stop)
+        if count:
+            acked = self.acked if self.acked is not None else bytearray(self.records)
+            acked.extend(bytes(self.records - len(acked)))
+            acked[offset:stop] = b"\x01" * (stop - offset)
+            self.acked = acked
+            self.outstanding -= count
+            self.pending += (offset, stop - offset)
+        return count
+
     def is_acked(self, offset: int) -> bool:
         return self.acked is not None and offset < len(self.acked) and self.acked[offset] == 1
 

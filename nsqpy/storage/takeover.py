@@ -17,7 +17,7 @@ from nsqpy.clock import SECOND
 from nsqpy.errors import StorageError
 from nsqpy.names import is_ephemeral, is_valid_name
 from nsqpy.storage.diskqueue import DiskQueue
-from nsqpy.storage.files import Files
+from nsqpy.storage.files import File, Files
 from nsqpy.storage.metadata import (
     METADATA_FILE,
     TopicMetadata,
@@ -63,6 +63,9 @@ class _NobodyListens:
     def note_unsynced(self, queue_log: DiskQueue) -> None: ...
     def note_sync_overdue(self, queue_log: DiskQueue) -> None: ...
     def note_moved(self, queue_log: DiskQueue) -> None: ...
+
+    def note_unlinked(self, file: File) -> None:
+        file.close()
 
 
 class Takeover:

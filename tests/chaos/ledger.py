@@ -128,6 +128,10 @@ class ChannelBook:
         self._held_until_ns[message_id] = now_ns + delay_ms * 1_000_000
         self._requeued[key] = _Sent(life, now_ns)
 
+    def put_back(self, keys: Iterable[bytes]) -> None:
+        """A lease of these goes back, from log to log, now or later: a kill may leave both."""
+        self._left_twice.update(keys)
+
     def hold_refused(self, message_id: bytes) -> None:
         self._held_until_ns.pop(message_id, None)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tests.chaos.consumers import consume
 from tests.chaos.ledger import ChannelBook, Ledger
+from tests.chaos.lessees import lease
 from tests.chaos.publishers import publish_by_http, publish_by_tcp
 from tests.chaos.target import START_SECONDS, ChaosError, Target
 from tests.chaos.wire import Answer, HTTPConnection
@@ -151,6 +152,8 @@ class Storm:
         for _ in range(_CONSUMERS_PER_CHANNEL):
             rng = random.Random(self._rng.random())
             self._consumers.append(_started(consume(self.target, book, rng, self._calm)))
+        rng = random.Random(self._rng.random())
+        self._consumers.append(_started(lease(self.target, book, rng, self._calm)))
 
     async def _post(self, path: str) -> Answer:
         """POST until there is an answer; the daemon may still be starting.

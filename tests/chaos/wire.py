@@ -16,10 +16,11 @@ _FRAME = struct.Struct(">ii")
 
 
 class Answer(NamedTuple):
-    """Whether it is OK, and the text: an error's code, or a status line and body."""
+    """Whether it is OK, and the text: an error's code, or a status line and ``body``."""
 
     ok: bool
     text: str
+    body: bytes = b""
 
 
 class _Connection:
@@ -107,7 +108,8 @@ class HTTPConnection(_Connection):
             if name.lower() == "content-length"
         ]
         body = await self.reader.readexactly(lengths[0] if lengths else 0)
-        return Answer(status.split()[1] == "200", f"{status}\n{body.decode(errors='replace')}")
+        text = f"{status}\n{body.decode(errors='replace')}"
+        return Answer(status.split()[1] == "200", text, body)
 
 
 def http_post(path: str, body: bytes) -> bytes:

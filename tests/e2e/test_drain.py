@@ -81,7 +81,13 @@ async def test_consumers_empty_their_channels_after_sigterm(
                 assert refused(nsqd.request(path, b"late")) == expected
             status = nsqd.request("/drain").json
             assert status.pop("deadline") > 1_700_000_000
-            assert status == {"draining": True, "depth": 29, "in_flight": 1, "deferred": 0}
+            assert status == {
+                "draining": True,
+                "depth": 29,
+                "in_flight": 1,
+                "deferred": 0,
+                "leased": 0,
+            }
             slow.may_finish.set()
             assert await asyncio.to_thread(nsqd.wait_ended) == 0
         assert sorted(slow.bodies) == sorted(bodies)
@@ -100,8 +106,8 @@ async def test_what_is_left_is_said_and_kept(start_nsqd: StartDaemon) -> None:
         await reached(lambda: slow.bodies)
         assert await asyncio.to_thread(nsqd.terminate) == 0
         slow.may_finish.set()
-    assert "DRAIN: t:c leaves depth 1, in flight 1, deferred 1\n" in nsqd.log
-    assert "DRAIN: TOPIC(alone) leaves depth 1, in flight 0, deferred 0\n" in nsqd.log
+    assert "DRAIN: t:c leaves depth 1, in flight 1, deferred 1, leased 0\n" in nsqd.log
+    assert "DRAIN: TOPIC(alone) leaves depth 1, in flight 0, deferred 0, leased 0\n" in nsqd.log
     assert ", 4 messages are left for the next start\n" in nsqd.log
     nsqd.start()
     assert nsqd.request("/ping").text == "OK"
@@ -126,7 +132,7 @@ async def test_a_second_signal_ends_it_at_once(start_nsqd: StartDaemon) -> None:
 async def test_over_http_it_ends_the_process_too(start_nsqd: StartDaemon) -> None:
     nsqd = start_nsqd()
     assert nsqd.request("/drain").json == {
-        "draining": False, "depth": 0, "in_flight": 0, "deferred": 0, "deadline": 0
+        "draining": False, "depth": 0, "in_flight": 0, "deferred": 0, "leased": 0, "deadline": 0
     }  # fmt: skip
     assert nsqd.request("/drain?timeout=soon", b"").status == 400
     slow = Slow(nsqd, "t")

@@ -52,6 +52,7 @@ class Damage:
         size = len(self._disk.content(path))
         if not size:
             return ""
+        self._harm_lease(path)
         at, bit = self._random.randrange(size), self._random.randrange(8)
         if path.endswith(SEGMENT_SUFFIX):
             self._excuse_block(path, at)
@@ -67,6 +68,7 @@ class Damage:
         path = self._any_file()
         if not path:
             return ""
+        self._harm_lease(path)
         if path.endswith(SEGMENT_SUFFIX):
             content = self._disk.content(path)
             for hit in self._hits:
@@ -78,6 +80,20 @@ class Damage:
                 self._expect_again(path, [])
             self._disk.vanish(path)
         return path
+
+    def _harm_lease(self, path: str) -> None:
+        """Damage to a lease, or to the journal of all of a channel's. With its seal a lease may
+        lose what tells it from one that never was, and with it all its messages."""
+        if "/leases/" not in path:
+            return
+        self._model.harm_leases(_owner(path))
+        directory = path.rpartition("/")[0]
+        if path.endswith(JOURNAL_SUFFIX) and not directory.endswith("/journal"):
+            for segment in self._disk.paths(SEGMENT_SUFFIX):
+                if segment.startswith(directory + "/"):
+                    blocks = _blocks(self._disk.content(segment))
+                    bodies = [body for block in blocks for body in block.bodies]
+                    self._excuse(segment, 0, bodies, silent=True)
 
     def before_start(self) -> None:
         """The daemon is about to read its files: what was harmed while it ran is settled now."""

@@ -111,6 +111,9 @@ class Model:
         self.topic_hits: dict[str, dict[bytes, list[Hit]]] = {topic: {} for topic in topics}
         self.due_ns: dict[bytes, int] = {}
         self.known: set[bytes] = set()
+        self.leased: dict[str, tuple[Key, set[bytes], int]] = {}  # with when it expires
+        self.returning: dict[Key, set[bytes]] = {}  # what leases put back
+        self.shaky: set[Key] = set()  # channels with damage to what they know of their leases
         self.deliveries: Counter[tuple[Key, bytes]] = Counter()
         self.published = 0
 
@@ -146,7 +149,9 @@ class Model:
         self.policies.pop(key, None)
 
     def empty(self, key: Key) -> None:
-        self.queues[key] = Queue()
+        queue = self.queues[key] = Queue()
+        # What the topic still has is on its way here.
+        queue.delayed |= self.due_ns.keys() & self.offered[key[0]]
 
     def configure(self, key: Key, policy: DeadLetterPolicy, dead_topic: str) -> None:
         """``policy`` is in effect, whether it was answered OK or not."""
@@ -181,6 +186,11 @@ class Model:
                 raise InvariantError(f"{key} got {body!r} again after its last attempt failed")
             if wall_ns < queue.due_ns.pop(body, 0) - MILLISECOND:
                 raise InvariantError(f"{key} got {body!r} again before its delay was over")
+            if any(
+                owner == key and body in bodies and wall_ns < expires_ns
+                for owner, bodies, expires_ns in self.leased.values()
+            ):
+                raise InvariantError(f"{key} got {body!r}, which is leased")
         if wall_ns < self.due_ns.get(body, 0) - MILLISECOND:
             raise InvariantError(f"{key} got {body!r} before it was due")
         queue.tried.add(body)
@@ -203,6 +213,11 @@ class Model:
             queue.delayed.add(body)
             queue.due_ns[body] = due_ns
 
+    def harm_leases(self, key: Key) -> None:
+        """What a channel knows of its leases is damaged: they may be put back, and come twice."""
+        self.shaky.add(key)
+        self.queue(key).doubled |= self.offered.get(key[0], set())
+
     # -- how safe it is -----------------------------------------------------------------------
 
     def pump(self, topics: set[str]) -> None:
@@ -222,6 +237,8 @@ class Model:
     def note_moves(self) -> None:
         """What is late may go from log to log until it is due; and whatever failed may be on its
         way, to be deferred, to its dead letters, or back."""
+        for key, bodies in self.returning.items():
+            self.queue(key).moving |= bodies
         for queue in self.queues.values():
             queue.moving |= queue.delayed
         for key in sorted(self.moved_by_failure & self.queues.keys()):

@@ -19,6 +19,7 @@ from nsqpy.storage.metadata import METADATA_FILE
 from tests.sim.client import MSG_TIMEOUT_NS, Client
 from tests.sim.damage import Damage
 from tests.sim.disk import Disk
+from tests.sim.leases import BatchJob
 from tests.sim.model import InvariantError, Key, Model
 
 __all__ = ["World"]
@@ -46,6 +47,7 @@ class World:
         self.clock = ManualClock()
         self.model = Model(TOPICS, self.clock)
         self.damage = Damage(self.disk, self.model, Random(seed + 2))
+        self.job = BatchJob(self.model, self.disk, self.clock)
         self.clients: list[Client] = []
         self.serial = 0
         self.trace: list[str] = []
@@ -71,6 +73,8 @@ class World:
             *(self._publish_deferred, self._leave, self._finish, self._requeue),
             *(self._touch, self._wait, self._pause, self._sync, self._fail_disk, self._heal_disk),
             *(self._configure, self._redrive),
+            *(self._lease, self._read_lease, self._extend_lease),
+            *(self._commit_lease, self._release_lease),
         ]
         rare = [
             *(self._empty, self._delete, self._empty_grave, self._restart, self._kill),
@@ -87,6 +91,8 @@ class World:
                 *((), ()),
                 (self._configure, self._requeue, self._wait, self._redrive),
                 (self._flip_bit, self._vanish, self._kill, self._restart),
+                (self._lease, self._commit_lease, self._release_lease, self._kill, self._leave),
+                (self._lease, self._read_lease, self._extend_lease, self._restart, self._leave),
             ]
         )
         return weights | dict.fromkeys(focus, 3)
@@ -118,6 +124,8 @@ class World:
             self.disk.remove(METADATA_PATH)
             self._load()
         self._check_topology()
+        self.job.reborn(self.broker)
+        self.model.shaky = set()
         if rotten:
             self._repair_metadata()
         else:
@@ -179,7 +187,8 @@ class World:
             self.clients.append(Client(self.broker, self.model, key, 2500))
         for attempt in range(200):
             self._exhume()
-            self._turn()
+            for _ in range(10):  # leases go back a step at a time
+                self._turn()
             self._run_sync()
             for client in self.clients:
                 while client.holding and not client.gone:
@@ -208,8 +217,9 @@ class World:
                 return True
             for name, channel in topic.channels.items():
                 key = topic.name, name
-                counts = channel.depth, channel.in_flight_count, channel.deferred_count
-                if self.model.graves.get(key, key) in self.model.queues and any(counts):
+                waiting = channel.depth + channel.deferred_count + channel.leased_count
+                busy = waiting or channel.in_flight_count
+                if self.model.graves.get(key, key) in self.model.queues and busy:
                     return True
         return False
 
@@ -253,8 +263,10 @@ class World:
     # -- the daemon's own -------------------------------------------------------------------
 
     def _turn(self) -> None:
+        self.job.before_turn()
         self.model.pump(self._topics_with_messages())
         self.broker.turn(self.clock.now())
+        self.broker.trash.take().run()
         self.model.end_pump(self._topics_with_messages())
         if not self.broker.retrying:
             self.model.flush()
@@ -363,6 +375,7 @@ class World:
             self.note("/".join(key))
             self.broker.empty_channel(*key)
             self.model.empty(key)
+            self.job.forget_channel(key)
 
     def _delete(self) -> None:
         key = self._some_key()
@@ -373,6 +386,7 @@ class World:
             self.broker.delete_channel(*key)
         if not self._has(key):
             self.model.delete_channel(key)
+            self.job.forget_channel(key)
 
     def _some_key(self) -> Key | None:
         keys = [key for key in self.model.queues if key[0] in self.broker.topics]
@@ -425,6 +439,39 @@ class World:
         else:
             with suppress(StorageError):
                 self.broker.delete_topic(grave[0])
+
+    # -- leases -----------------------------------------------------------------------------
+
+    def _lease(self) -> None:
+        key = self._some_key()
+        if key is not None:
+            limit = self.random.choice([1, 10, 1000])
+            ttl_ns = self.random.choice([100, 10_000, 3_600_000]) * MILLISECOND
+            patient = self.random.random() < 0.2
+            lease_id = self.job.create(key, limit, ttl_ns, patient=patient)
+            self.note(f"{'/'.join(key)} {lease_id}")
+
+    def _some_lease(self) -> str:
+        ids = self.job.ids
+        lease_id = self.random.choice(ids) if ids else ""
+        self.note(lease_id)
+        return lease_id
+
+    def _read_lease(self) -> None:
+        if lease_id := self._some_lease():
+            self.job.check(lease_id)
+
+    def _extend_lease(self) -> None:
+        if lease_id := self._some_lease():
+            self.job.extend(lease_id, self.random.choice([100, 3_600_000]) * MILLISECOND)
+
+    def _commit_lease(self) -> None:
+        if lease_id := self._some_lease():
+            self.job.commit(lease_id)
+
+    def _release_lease(self) -> None:
+        if lease_id := self._some_lease():
+            self.job.release(lease_id)
 
     # -- faults -----------------------------------------------------------------------------
 

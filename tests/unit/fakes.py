@@ -16,6 +16,7 @@ from nsqpy.core.stats import ClientStats
 from nsqpy.message import Batch, MessageID, encode_batch
 from nsqpy.protocol.frames import FrameParser, MessageFrames
 from nsqpy.storage.diskqueue import DiskQueue
+from nsqpy.storage.files import File
 
 __all__ = [
     "FakeConsumer",
@@ -264,6 +265,9 @@ class FakeListener:
 
     def note_moved(self, queue_log: DiskQueue) -> None:
         self.moved += 1
+
+    def note_unlinked(self, file: File) -> None:
+        file.close()
 
     def note_sync_overdue(self, queue_log: DiskQueue) -> None:
         self.overdue += 1

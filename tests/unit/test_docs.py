@@ -155,7 +155,8 @@ def test_every_key_of_the_identify_reply_is_named() -> None:
 
 
 def test_every_http_path_is_named() -> None:
-    source = (ROOT / "nsqpy" / "daemon" / "http_api.py").read_text()
+    daemon = ROOT / "nsqpy" / "daemon"
+    source = (daemon / "http_api.py").read_text() + (daemon / "lease_api.py").read_text()
     paths = set(re.findall(r'^ +"(/[^"]+)": ', source, re.MULTILINE))
     (rows,) = tables(section(PROTOCOL, "## HTTP"))
     told = {row[1].strip("`") for row in rows}

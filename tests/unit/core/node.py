@@ -131,6 +131,7 @@ class Node:
     def turn(self) -> None:
         self.wake_count = 0
         self.broker.turn(self.clock.now())
+        self.broker.trash.take().run()
 
     def settle(self) -> None:
         """Turns until nothing asks for one."""

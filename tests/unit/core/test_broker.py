@@ -91,7 +91,8 @@ class TestTopology:
         node.subscribe("t", "c")
         node.publish("t", b"1")
         node.broker.delete_topic("t")
-        assert node.files.paths() == ["data/nsqd.dat"]
+        node.turn()
+        assert node.files.paths() == ["data/nsqd.dat", "data/queues/node.id"]
         assert node.files.open_files == []
         node.crash()
         assert channels(node) == {}
@@ -113,6 +114,7 @@ class TestTopology:
         node.broker.delete_topic("t")
         work.run()
         node.broker.end_sync(work, None)
+        node.turn()
         assert (ticket.done, ticket.error) == (True, None)
         assert node.files.open_files == []
 

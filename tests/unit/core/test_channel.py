@@ -631,7 +631,7 @@ class TestEmpty:
         rig.turn()
         customer.requeue(ids[0], SECOND)
         rig.turn()
-        rig.channel.empty()
+        rig.channel.empty(rig.clock.now())
         rig.published = 0
         assert rig.counts() == (0, 0, 0, 0)
         assert customer.in_flight == 0
@@ -646,7 +646,7 @@ class TestEmpty:
     def test_nothing_comes_back_from_the_log(self, disk: Rig) -> None:
         disk.put(3)
         disk.put(1, delay_ns=SECOND)
-        disk.channel.empty()
+        disk.channel.empty(disk.clock.now())
         assert disk.files.paths() == []
 
     def test_deleting_cuts_the_consumers(self, rig: Rig) -> None:

@@ -168,6 +168,21 @@ class TestTake:
         assert window.depth == 0
 
 
+class TestDrop:
+    def test_ranges_are_cut_out_of_what_is_in_memory(self, queue_log: DiskQueue) -> None:
+        window = Window(queue_log, limit=100, log_all=True)
+        put(window, *[b"%d" % number for number in range(1, 11)])
+        assert window.drop([[9, 20], [2, 4], [6, 7]]) == 5
+        assert window.count == queue_log.depth == 5
+        assert taken(window) == [b"1", b"4", b"5", b"7", b"8"]
+
+    def test_what_is_in_no_log_stays(self, queue_log: DiskQueue) -> None:
+        window = Window(queue_log, limit=100, log_all=False)
+        put(window, b"1", b"2")
+        assert window.drop([[0, 100]]) == 0
+        assert taken(window) == [b"1", b"2"]
+
+
 def test_a_log_that_cannot_be_read_costs_nothing_that_was_in_memory(
     queue_log: DiskQueue, files: FakeFiles
 ) -> None:

@@ -311,6 +311,82 @@ class TestAcknowledge:
         assert [number for number, _ in read_all(log.reopen())] == [2, 3, 4, 6]
 
 
+class TestRanges:
+    """What a lease does to a log: much of it at once, whoever acknowledged some before."""
+
+    def test_the_rest_is_acknowledged_a_segment_at_a_time(self) -> None:
+        log = Log(segment_max_bytes=160)  # two records each
+        log.append(b"1", b"2")
+        log.append(b"3", b"4")
+        log.append(b"5", b"6")
+        read_all(log.queue)
+        log.queue.acknowledge(2, 1)
+        assert log.queue.acknowledge_rest(1, 6) == (3, 1)
+        assert log.queue.acknowledge_rest(3, 6) == (5, 2)
+        assert log.queue.acknowledge_rest(5, 6) == (6, 1)
+        assert log.queue.acknowledge_rest(1, 6) == (3, 0)
+        log.queue.flush()
+        log.reopen(killed=True)
+        assert read_all(log.queue) == [(6, b"6")]
+
+    def test_numbers_that_are_not_there_are_passed_over(self, log: Log) -> None:
+        assert log.queue.acknowledge_rest(1, 100) == (100, 0)
+        log.append(b"1")
+        read_all(log.queue)
+        assert log.queue.acknowledge_rest(1, 100) == (2, 1)
+        assert log.queue.acknowledge_rest(2, 100) == (100, 0)
+
+    def test_only_what_is_unread_is_discarded(self, log: Log) -> None:
+        for body in (b"1", b"2", b"3", b"4"):
+            log.append(body)
+        (run,) = log.queue.read(75)
+        assert numbered(run) == [(1, b"1")]
+        assert log.queue.discard_rest(1, 4) == 2
+        assert (log.queue.unread, log.queue.depth) == (1, 2)
+        assert read_all(log.queue) == [(4, b"4")]
+
+    def test_whether_a_range_is_done(self, log: Log) -> None:
+        log.append(b"1", b"2", b"3", b"4")
+        read_all(log.queue)
+        log.queue.acknowledge(2, 2)
+        assert log.queue.is_done(2, 4)
+        assert not log.queue.is_done(2, 5)
+        assert not log.queue.is_done(1, 3)
+        assert log.queue.is_done(5, 9)
+
+    def test_a_sealed_log_knows_it_after_a_kill(self, log: Log) -> None:
+        log.append(b"1", b"2")
+        log.queue.seal()
+        log.queue.seal()
+        log.reopen(killed=True)
+        assert log.queue.is_sealed
+        assert log.append(b"3") > 2
+        assert not log.queue.is_sealed
+
+    def test_nothing_is_sealed_that_is_empty(self, log: Log) -> None:
+        log.queue.seal()
+        assert not log.queue.is_sealed
+
+    def test_regions_are_all_blocks_and_nothing_else(self) -> None:
+        log = Log(segment_max_bytes=160)
+        for body in (b"1", b"2", b"3"):
+            log.append(body)
+        stream = b"".join(
+            log.files.content(path)[offset : offset + length]
+            for path, offset, length in log.queue.regions()
+        )
+        assert stream.count(b"NQB1") == 3
+        assert stream.startswith(b"NQB1")
+        assert len(stream) == 3 * (BLOCK_HEADER_BYTES + 35)
+
+    def test_an_abandoned_log_leaves_its_files(self, log: Log) -> None:
+        log.append(b"1")
+        log.queue.abandon()
+        assert log.files.open_files == []
+        assert log.segments() == names(1)
+        assert (log.queue.depth, log.queue.unread) == (0, 0)
+
+
 class TestReplay:
     def test_close_and_open_keep_what_is_owed(self, log: Log) -> None:
         log.append(b"a", b"b", b"c", held=True)
