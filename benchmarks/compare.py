@@ -285,7 +285,7 @@ def _table(rounds: Sequence[Round], options: _Options) -> Table:
         title_justify="left",
         box=SIMPLE_HEAD,
     )
-    table.add_column("work")
+    table.add_column("work", no_wrap=True)
     table.add_column("figure")
     for heading in (*options.servers(), "ratio", "from - to"):
         table.add_column(heading, justify="right")

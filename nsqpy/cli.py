@@ -46,6 +46,7 @@ PROGRAMS = (
     Program("up", "", "nsqpy.tools.up", "both of these in one process, to try things out"),
     Program("pub", "", "nsqpy.tools.pub", "publish messages from the command line or stdin"),
     Program("tail", "nsq_tail", "nsqpy.tools.tail", "print the messages of topics as they come"),
+    Program("token", "", "nsqpy.tools.token", "make a token that lets somebody in"),
     Program("salvage", "", "nsqpy.tools.salvage", "print or republish what a damaged file holds"),
     Program(
         "export-original",

@@ -11,11 +11,12 @@ from enum import Enum, IntEnum, StrEnum
 from hashlib import md5
 
 from nsqpy.clock import SECOND
-from nsqpy.logs import level_number, parse_level
+from nsqpy.logs import LogFormat, level_number, parse_level
 from nsqpy.options import boolean, duration_ns, number, one_of, option, options_of
 
 __all__ = [
     "AUTO_ADDRESS",
+    "CLIENT_CERTIFICATE_POLICIES",
     "COMPATIBILITY",
     "Durability",
     "EphemeralOverflow",
@@ -25,6 +26,7 @@ __all__ = [
     "change_config",
     "config_value",
     "default_node_id",
+    "parse_tls_version",
     "split_address",
 ]
 
@@ -81,9 +83,10 @@ def _show_tls_required(value: TLSRequired) -> str:
     return ("false", "tcp-https", "true")[value]
 
 
-def _parse_tls_version(raw: str) -> TLSVersion:
+def parse_tls_version(raw: str) -> TLSVersion:
+    """``tls1.2`` and so on; empty is the default. Raises: ValueError."""
     if not raw:
-        return TLSVersion.TLS1_0
+        return TLSVersion.TLS1_2
     for version in TLSVersion:
         if _show_tls_version(version) == raw:
             return version
@@ -103,8 +106,10 @@ _LATENCY = "latency figures"
 _DISCOVERY = "discovery (nsqlookupd)"
 _COMPRESSION = "compression"
 _TLS = "TLS and AUTH"
+_METRICS = "metrics"
 _STATSD = "statsd"
 COMPATIBILITY = "accepted for compatibility, without effect"
+CLIENT_CERTIFICATE_POLICIES = ("require", "require-verify")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,6 @@ class NsqdConfig:
         "127.0.0.1:4152",
         group=_NETWORK,
         metavar="ADDRESS",
-        pending="ignored",
         help="where the HTTP API listens over TLS; empty = off; needs a certificate",
     )
     broadcast_address: str = option(
@@ -242,6 +246,12 @@ class NsqdConfig:
         help="longest delay of a deferred publish (DPUB, /pub?defer=)",
     )
 
+    max_connections: int = option(
+        0,
+        group=_CLIENTS,
+        minimum=0,
+        help="clients on the TCP port, and as many on HTTP; 0 = what the open-file limit allows",
+    )
     max_rdy_count: int = option(
         2500, group=_CLIENTS, minimum=1, help="largest RDY: messages in flight to one connection"
     )
@@ -304,6 +314,13 @@ class NsqdConfig:
         live=True,
         help="debug, info, warn, error or fatal",
     )
+    log_format: LogFormat = option(  # noqa: RUF009 - it makes a dataclass field
+        LogFormat.TEXT,
+        parse=one_of(LogFormat),
+        group=_NODE,
+        metavar="FORMAT",
+        help="text, as the original's, or json, an object a line",
+    )
     log_prefix: str = option("[nsqd] ", group=_NODE, help="what every log line begins with")
     drain_timeout_ns: int = option(
         "0s",
@@ -330,7 +347,6 @@ class NsqdConfig:
         group=_LATENCY,
         help="percentiles of publish-to-finish time to show in /stats, above 0 and up to 1 "
         "(repeatable, or with commas)",
-        pending="ignored",
     )
     e2e_processing_latency_window_time_ns: int = option(
         "10m", parse=duration_ns, group=_LATENCY, above=0, help="how far back they look"
@@ -350,48 +366,45 @@ class NsqdConfig:
         parse=duration_ns,
         group=_DISCOVERY,
         above=0,
-        help="time to connect to nsqlookupd's HTTP API, for the channels of a new topic",
+        help="time to connect to nsqlookupd's HTTP API or an AUTH server",
     )
     http_client_request_timeout_ns: int = option(
         "5s",
         parse=duration_ns,
         group=_DISCOVERY,
         above=0,
-        help="how long a new topic waits for nsqlookupd to tell its channels",
+        help="time for a request to them; so long a new topic waits for its channels",
     )
 
-    snappy: bool = option(
-        True, group=_COMPRESSION, pending="ignored", help="let clients ask for snappy"
-    )
-    deflate: bool = option(
-        True, group=_COMPRESSION, pending="ignored", help="let clients ask for deflate"
-    )
+    snappy: bool = option(True, group=_COMPRESSION, help="let clients ask for snappy")
+    deflate: bool = option(True, group=_COMPRESSION, help="let clients ask for deflate")
     max_deflate_level: int = option(
         6,
         group=_COMPRESSION,
         minimum=1,
         maximum=9,
-        pending="ignored",
         help="the highest deflate level a client may ask for",
     )
 
     tls_cert: str = option(
-        "", group=_TLS, metavar="FILE", pending="refused", help="certificate, PEM"
+        "",
+        group=_TLS,
+        metavar="FILE",
+        help="certificate, PEM; with tls-key it enables TLS; both are read again on SIGHUP",
     )
-    tls_key: str = option("", group=_TLS, metavar="FILE", pending="refused", help="its key, PEM")
+    tls_key: str = option("", group=_TLS, metavar="FILE", help="its key, PEM")
     tls_client_auth_policy: str = option(
         "",
         group=_TLS,
         metavar="POLICY",
-        pending="refused",
-        help="client certificates: require (any) or require-verify (a known authority's)",
+        help="client certificates: require or require-verify, either of which wants one by a "
+        "known authority; makes tls-required true",
     )
     tls_root_ca_file: str = option(
         "",
         group=_TLS,
         metavar="FILE",
-        pending="ignored",
-        help="authorities for require-verify, PEM",
+        help="authorities for client certificates, PEM; empty = the system's",
     )
     tls_required: TLSRequired = option(  # noqa: RUF009 - it makes a dataclass field
         TLSRequired.NO,
@@ -399,17 +412,22 @@ class NsqdConfig:
         show=_show_tls_required,
         bare=True,
         group=_TLS,
-        pending="refused",
         help="refuse clients without TLS; --tls-required=tcp-https leaves plain HTTP open",
     )
     tls_min_version: TLSVersion = option(  # noqa: RUF009 - it makes a dataclass field
-        TLSVersion.TLS1_0,
-        parse=_parse_tls_version,
+        TLSVersion.TLS1_2,
+        parse=parse_tls_version,
         show=_show_tls_version,
         group=_TLS,
         metavar="VERSION",
-        pending="ignored",
         help="tls1.0, tls1.1, tls1.2 or tls1.3",
+    )
+    auth_token_file: str = option(
+        "",
+        group=_TLS,
+        metavar="FILE",
+        help="tokens that may publish, consume or administer, over TCP and HTTP; see nsqpy token; "
+        "read again on SIGHUP",
     )
     auth_http_addresses: tuple[str, ...] = option(
         (),
@@ -417,18 +435,29 @@ class NsqdConfig:
         key="auth_http_addresses",
         group=_TLS,
         metavar="ADDRESS",
-        pending="refused",
         help="an AUTH server to ask (repeatable)",
     )
     auth_http_request_method: str = option(
-        "get", group=_TLS, metavar="METHOD", pending="ignored", help="how to ask it: get or post"
+        "get", group=_TLS, metavar="METHOD", help="how to ask it: get or post"
+    )
+
+    metrics_max_channels: int = option(
+        20_000,
+        group=_METRICS,
+        minimum=0,
+        help="channels that /metrics shows one by one, and as many topics; the rest is left out",
+    )
+    metrics_max_clients: int = option(
+        1000,
+        group=_METRICS,
+        minimum=0,
+        help="client ids that /metrics shows one by one; the rest is left out",
     )
 
     statsd_address: str = option(
         "",
         group=_STATSD,
         metavar="ADDRESS",
-        pending="ignored",
         help="host:port of a statsd daemon; empty = off",
     )
     statsd_interval_ns: int = option(
@@ -436,16 +465,12 @@ class NsqdConfig:
         parse=duration_ns,
         group=_STATSD,
         above=0,
-        pending="ignored",
         help="time between two reports",
     )
-    statsd_mem_stats: bool = option(
-        True, group=_STATSD, pending="ignored", help="report memory figures too"
-    )
+    statsd_mem_stats: bool = option(True, group=_STATSD, help="report memory figures too")
     statsd_prefix: str = option(
         "nsq.%s",
         group=_STATSD,
-        pending="ignored",
         help="what every name begins with; %s becomes this node's address",
     )
     statsd_udp_packet_size: int = option(
@@ -453,11 +478,10 @@ class NsqdConfig:
         group=_STATSD,
         minimum=1,
         metavar="BYTES",
-        pending="ignored",
         help="largest packet",
     )
     statsd_exclude_ephemeral: bool = option(
-        False, group=_STATSD, pending="ignored", help="leave #ephemeral topics and channels out"
+        False, group=_STATSD, help="leave #ephemeral topics and channels out"
     )
 
     queue_scan_worker_pool_max: int = option(
@@ -466,6 +490,10 @@ class NsqdConfig:
     queue_scan_selection_count: int = option(
         20, group=COMPATIBILITY, help="as queue-scan-worker-pool-max"
     )
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert or self.tls_key)
 
 
 def split_address(address: str) -> tuple[str, int] | None:

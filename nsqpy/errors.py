@@ -12,6 +12,7 @@ __all__ = [
     "ProtocolError",
     "ServerError",
     "StorageError",
+    "TransformError",
 ]
 
 
@@ -33,6 +34,9 @@ class ErrorCode(StrEnum):
     TOUCH_FAILED = "E_TOUCH_FAILED"
     IDENTIFY_FAILED = "E_IDENTIFY_FAILED"
     AUTH_DISABLED = "E_AUTH_DISABLED"
+    AUTH_FAILED = "E_AUTH_FAILED"
+    AUTH_FIRST = "E_AUTH_FIRST"
+    UNAUTHORIZED = "E_UNAUTHORIZED"
 
 
 class NSQError(Exception):
@@ -74,6 +78,18 @@ class ServerError(NSQError):
 
 class ConnectionClosed(NSQError):
     """The connection went away before the answer came."""
+
+
+class TransformError(NSQError):
+    """Bytes that are no TLS, deflate or snappy stream; ``layer`` says which they should be."""
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(layer, reason)
+        self.layer = layer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.reason}"
 
 
 class StorageError(NSQError):

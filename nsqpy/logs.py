@@ -1,15 +1,18 @@
 """Logging in the reference's line format, so that what reads nsqd's log reads this one.
 
 ``[nsqd] 2026/11/21 05:40:40.156818 INFO: TCP: listening on 127.0.0.1:4150``: prefix, local
-time, level, text. Source: nsqd reference 8.5.
+time, level, text. Source: nsqd reference 8.5. ``--log-format=json`` says the same as one object a
+line, for what collects logs.
 """
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TextIO
 
-__all__ = ["LEVELS", "configure", "level_number", "parse_level", "set_level"]
+__all__ = ["LEVELS", "LogFormat", "configure", "level_number", "parse_level", "set_level"]
 
 # As users write them, from the most talkative; nsqd numbers them from 1.
 LEVELS = ("debug", "info", "warn", "error", "fatal")
@@ -23,6 +26,13 @@ _LOGGING_LEVELS = dict(
 )
 _PRINTED = {logging.CRITICAL: "FATAL"}
 _PACKAGES = ("nsqpy", "nsqpy_lookupd", "nsqpy_admin")
+
+
+class LogFormat(StrEnum):
+    """How a log line is written."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def parse_level(raw: str) -> str:
@@ -53,6 +63,27 @@ class _Formatter(logging.Formatter):
         return f"{self._prefix}{moment:%Y/%m/%d %H:%M:%S.%f} {level}: {record.message}"
 
 
+class _JSONFormatter(logging.Formatter):
+    """``time`` is RFC 3339 in UTC; ``exception`` is a traceback, where there is one."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._program = prefix.strip("[] ")
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
+            "level": _PRINTED.get(record.levelno, record.levelname),
+            "program": self._program,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, separators=(",", ":"))
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Whoever read stderr may go away; the daemon must not go with them.
 
@@ -67,10 +98,16 @@ class _Handler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-def configure(level: str, prefix: str, stream: TextIO | None = None) -> None:
-    """Send every log line to ``stream`` (stderr), in nsqd's format; replaces an earlier call's."""
+def configure(
+    level: str,
+    prefix: str,
+    stream: TextIO | None = None,
+    log_format: LogFormat = LogFormat.TEXT,
+) -> None:
+    """Send every log line to ``stream`` (stderr); replaces an earlier call's."""
     handler = _Handler(sys.stderr if stream is None else stream)
-    handler.setFormatter(_Formatter(prefix))
+    is_json = log_format is LogFormat.JSON
+    handler.setFormatter(_JSONFormatter(prefix) if is_json else _Formatter(prefix))
     root = logging.getLogger()
     for earlier in [known for known in root.handlers if isinstance(known, _Handler)]:
         root.removeHandler(earlier)

@@ -37,12 +37,14 @@ MessageID = NewType("MessageID", bytes)
 ID_BYTES = 16
 FRAME_HEADER_BYTES = 34
 _SIZE_BYTES = 4
+_TIMESTAMP_AT = 8
 _ATTEMPTS_AT = 16
 _ID_AT = 18
 _MESSAGE_TYPE = 2
 _ATTEMPTS_WRAP = 1 << 16
 
 _HEAD = struct.Struct(">iiqH")  # everything before the id
+_TIMESTAMP = struct.Struct(">q")
 _ATTEMPTS = struct.Struct(">H")
 _SIZE = struct.Struct(">i")
 
@@ -119,6 +121,20 @@ class Batch:
             else:
                 high = middle - 1
         return low
+
+    def published(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """When messages ``start`` to ``stop`` were published, in wall nanoseconds, and how many
+        each time: one pair, for what was published together has one timestamp."""
+        first, last = self._timestamp(start), self._timestamp(stop - 1)
+        if first == last:
+            return [(first, stop - start)]
+        return [(self._timestamp(index), 1) for index in range(start, stop)]
+
+    def _timestamp(self, index: int) -> int:
+        timestamp_ns: int = _TIMESTAMP.unpack_from(self.data, self.offsets[index] + _TIMESTAMP_AT)[
+            0
+        ]
+        return timestamp_ns
 
     def attempts(self, index: int) -> int:
         attempts: int = _ATTEMPTS.unpack_from(self.data, self.offsets[index] + _ATTEMPTS_AT)[0]

@@ -7,10 +7,19 @@ prints ``deploy/nsqd.toml``. Source: nsqd reference 8.1, 8.3 and 8.4.
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from ipaddress import ip_address
 from pathlib import Path
 
-from nsqpy.config import AUTO_ADDRESS, COMPATIBILITY, NsqdConfig, default_node_id
+from nsqpy.config import (
+    AUTO_ADDRESS,
+    CLIENT_CERTIFICATE_POLICIES,
+    COMPATIBILITY,
+    NsqdConfig,
+    TLSRequired,
+    default_node_id,
+    split_address,
+)
 from nsqpy.config_file import check_address, read_config_file
 from nsqpy.errors import ConfigError
 from nsqpy.options import (
@@ -31,6 +40,7 @@ from nsqpy.version import NSQ_VERSION
 
 __all__ = [
     "Loaded",
+    "exposure_warnings",
     "load",
     "markdown_page",
     "sample_file",
@@ -127,13 +137,19 @@ def load(
     file = read_config_file(_OPTIONS, own.config, read_file, _IDLE_KEYS)
     warnings = [f"ignored, as is what follows it: {line.rest[0]!r}"] if line.rest else []
     given = file.given | _only(line.given, NsqdConfig)
+    if (percentiles := line.given.get(_PERCENTILES)) is not None:  # the file keeps its order
+        value = tuple(sorted(percentiles.value, reverse=True))
+        given[_PERCENTILES] = replace(percentiles, value=value)
     check(_OPTIONS, given)
     warnings += [f"{key} in {own.config} has no effect" for key in file.unknown]
     warnings += _pending(given)
     config = NsqdConfig(
         **values({"node_id": Given(default_node_id(hostname), "the host name")}, given)
     )
+    if config.tls_client_auth_policy and config.tls_required is TLSRequired.NO:
+        config = replace(config, tls_required=TLSRequired.ALL)
     _check_values(config, given)
+    warnings += _tls_warnings(config, given)
     return Loaded(config=config, warnings=tuple(warnings))
 
 
@@ -151,6 +167,8 @@ def _answer(line: FlagValues, own: _CommandLine, program: str) -> str | None:
         return f"{version_line()}\n"
     return sample_file() if own.sample_config else None
 
+
+_PERCENTILES = "e2e_processing_latency_percentiles"
 
 # Keys that nsqd has or had and that decide nothing here.
 _IDLE_KEYS = ("verbose", "worker_id", "version", "config")
@@ -193,6 +211,77 @@ def _check_values(config: NsqdConfig, given: Mapping[str, Given]) -> None:
         written = given["broadcast_address"].written
         reason = f"{written} auto is the address towards an nsqlookupd: needs lookupd-tcp-address"
         raise ConfigError(written, AUTO_ADDRESS, reason)
+
+    if config.https_address and split_address(config.https_address) is None:
+        written = given["https_address"].written
+        reason = f'{written} "{config.https_address}" must be host:port'
+        raise ConfigError(written, config.https_address, reason)
+    _check_tls(config, given)
+
+
+def _check_tls(config: NsqdConfig, given: Mapping[str, Given]) -> None:
+    policy = config.tls_client_auth_policy
+    if policy not in ("", *CLIENT_CERTIFICATE_POLICIES):
+        # The original takes any other word for no policy, which leaves the door open.
+        written = given["tls_client_auth_policy"].written
+        reason = f"{written} must be one of {', '.join(CLIENT_CERTIFICATE_POLICIES)}"
+        raise ConfigError(written, policy, reason)
+    if config.tls_required and not config.has_tls:
+        reason = "cannot require TLS client connections without TLS key and cert"
+        raise ConfigError("--tls-required", config.tls_required, reason)
+
+
+def _tls_warnings(config: NsqdConfig, given: Mapping[str, Given]) -> list[str]:
+    """A line for each setting that does less than it seems to say."""
+    warnings = []
+    if not config.has_tls:
+        # AUTH servers may be asked over HTTPS, by the same authorities.
+        needless = {"https_address", "" if config.auth_http_addresses else "tls_root_ca_file"}
+        warnings += [
+            f"{given[known.name].written} has no effect without --tls-cert and --tls-key"
+            for known in _OPTIONS
+            if known.name in needless
+            and known.name in given
+            and getattr(config, known.name) not in ("", known.default)
+        ]
+    if config.tls_client_auth_policy == "require":
+        written = given["tls_client_auth_policy"].written
+        warnings.append(f"{written}: a certificate has to be good, as with require-verify")
+    return warnings
+
+
+def exposure_warnings(config: NsqdConfig) -> list[str]:
+    """What is open to whoever reaches it over the network, said once and loudly at the start."""
+    if config.auth_token_file:
+        return []
+    known = bool(config.tls_client_auth_policy)  # by their certificates
+    ports = {
+        "TCP": "" if known and config.tls_required else config.tcp_address,
+        "HTTP": "" if config.tls_required is TLSRequired.ALL else config.http_address,
+        "HTTPS": config.https_address if config.has_tls and not known else "",
+    }
+    exposed = [f"{name} {address}" for name, address in ports.items() if _is_exposed(address)]
+    reason = "NO AUTHENTICATION"
+    if config.auth_http_addresses:
+        reason = "AUTH SERVERS DO NOT GUARD HTTP"
+        exposed = [one for one in exposed if one.startswith("HTTP")]
+    if not exposed:
+        return []
+    return [
+        f"{reason}: whoever reaches {' or '.join(exposed)} can publish, read and delete; set "
+        "--auth-token-file, or listen on 127.0.0.1"
+    ]
+
+
+def _is_exposed(address: str) -> bool:
+    """Whether other machines may reach it; a name is taken for theirs, but ``localhost``."""
+    place = split_address(address) if address else None
+    if place is None:
+        return False
+    try:
+        return not ip_address(place[0]).is_loopback
+    except ValueError:
+        return place[0] != "localhost"
 
 
 def version_line() -> str:

@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Certificates
 from tests.e2e.daemon import Daemon
 
 StartDaemon = Callable[..., Daemon]
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Not to be changed by a test."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

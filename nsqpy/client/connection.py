@@ -8,12 +8,14 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol, cast
 
 from nsqpy.client.options import ClientOptions
 from nsqpy.clock import SECOND
-from nsqpy.errors import ConfigError, ConnectionClosed, ServerError
+from nsqpy.errors import ConfigError, ConnectionClosed, ServerError, TransformError
+from nsqpy.net.layers import Layers
+from nsqpy.net.tls import TLSStage
 from nsqpy.protocol import requests
 from nsqpy.protocol.frames import (
     BadFrame,
@@ -24,6 +26,7 @@ from nsqpy.protocol.frames import (
     MessageFrames,
     ResponseFrame,
 )
+from nsqpy.protocol.transforms import DeflateStage, SnappyStage
 
 __all__ = [
     "ClientConnection",
@@ -36,6 +39,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT_S = 5.0
+_GREETING_MAX_BYTES = 64 * 1024
 _RECONNECT_FIRST_S = 1.0
 # What an nsqd too old to negotiate allows. Source: go-nsq conn.go.
 _OLD_MAX_RDY_COUNT = 2500
@@ -79,6 +83,10 @@ class ClientConnection(asyncio.Protocol):
         self._parser = FrameParser(size_max + _MESSAGE_OVERHEAD_BYTES if size_max else 0)
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[bytes] | None = None
+        # While layers may still change, frames are taken one by one: what follows a reply may
+        # belong to another layer.
+        self._greeting = True
+        self._early = b""
         self._out: list[bytes] = []
         self._finished: list[bytes] = []
         self._flush_scheduled = False
@@ -123,14 +131,18 @@ class ClientConnection(asyncio.Protocol):
             ServerError: nsqd answered with an error frame.
             ConnectionClosed: it went away, or did not answer within 5 s.
         """
+        self.send(data)
+        return await self._answer(data.removeprefix(requests.MAGIC).split(maxsplit=1)[0].decode())
+
+    async def _answer(self, command: str) -> bytes:
+        """The next response. Raises: as ``request``."""
         assert self._reply is None
         self._reply = self._loop.create_future()
-        self.send(data)
+        self._take_early()
         try:
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                 return await self._reply
         except TimeoutError:
-            command = data.removeprefix(requests.MAGIC).split(maxsplit=1)[0].decode()
             raise ConnectionClosed(f"{self.address}: no answer to {command}") from None
         finally:
             self._reply = None
@@ -167,23 +179,102 @@ class ClientConnection(asyncio.Protocol):
         await self._closed.wait()
 
     async def identify(self) -> None:
-        """Introduce the client, and take what nsqd allows.
+        """Introduce the client, take what nsqd allows, put the layers in place, show the secret.
 
         Raises:
             ServerError: nsqd refused it.
-            ConnectionClosed: it went away, did not answer, or wants what is not supported.
+            ConnectionClosed: it went away, did not answer, has no TLS where that is wanted, is
+                not who it should be, or wants a secret where there is none.
         """
         fields = self._options.identify_fields()
         reply = await self.request(requests.MAGIC + requests.identify(fields))
-        if not reply.startswith(b"{"):
-            return  # "OK": an nsqd that does not negotiate
+        # "OK" is from an nsqd that does not negotiate.
+        features = self._features(reply) if reply.startswith(b"{") else {}
+        await self._upgrade(features)
+        if features.get("auth_required"):
+            if not self._options.auth_secret:
+                raise ConnectionClosed(f"{self.address}: auth required, and no auth_secret is set")
+            await self.request(requests.auth(self._options.auth_secret))
+
+    def _features(self, reply: bytes) -> dict[str, object]:
         try:
             features = json.loads(reply)
             self.max_rdy_count = int(features.get("max_rdy_count", _OLD_MAX_RDY_COUNT))
         except (ValueError, TypeError) as error:
             raise ConnectionClosed(f"{self.address}: bad reply to IDENTIFY: {error}") from error
-        if features.get("auth_required"):
-            raise ConnectionClosed(f"{self.address}: auth required, which is not supported yet")
+        return dict(features)
+
+    async def _upgrade(self, features: Mapping[str, object]) -> None:
+        """TLS, then one compression, each with an OK from nsqd through the new layer."""
+        options = self._options
+        if options.tls_v1 and not features.get("tls_v1"):
+            # go-nsq goes on in clear, for everybody on the way to read.
+            raise ConnectionClosed(f"{self.address}: nsqd has no TLS, and tls_v1 wants it")
+        deflate = options.deflate and bool(features.get("deflate"))
+        snappy = options.snappy and bool(features.get("snappy"))
+        if options.tls_v1 or deflate or snappy:
+            assert self._transport is not None
+            layers = Layers(self._transport, self, self._broken)
+            self._transport = layers
+            if options.tls_v1:
+                await self._secure(layers)
+            if deflate:
+                layers.add(DeflateStage(options.deflate_level), self._pop_early())
+                await self._answer("deflate")
+            if snappy:
+                layers.add(SnappyStage(), self._pop_early())
+                await self._answer("snappy")
+        self._greeting = False
+        early = self._pop_early()
+        if early:
+            self.data_received(early)
+
+    async def _secure(self, layers: Layers) -> None:
+        where = parse_address(self.address)
+        # A Unix socket has no host in its address: it is this one.
+        host = "localhost" if isinstance(where, str) else where[0]
+        try:
+            # The files are read each time: they may have been renewed since.
+            context = self._options.tls.context()
+            stage = TLSStage(context, server_side=False, server_hostname=host)
+        except (ConfigError, ValueError) as error:
+            raise ConnectionClosed(f"{self.address}: {error}") from error
+        layers.start_tls(stage, self._handshaken, self._pop_early())
+        await self._answer("TLS handshake")
+        await self._answer("TLS")
+
+    def _handshaken(self, error: TransformError | None) -> None:
+        assert self._reply is not None
+        if self._reply.done():
+            return
+        if error is None:
+            self._reply.set_result(b"")
+        else:
+            self._reply.set_exception(ConnectionClosed(f"{self.address}: {error}"))
+
+    def _broken(self, error: TransformError) -> None:
+        self._give_up(str(error))
+
+    def _give_up(self, reason: str) -> None:
+        """Close at once, unless that is under way for another reason."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.abort(reason)
+
+    def _pop_early(self) -> bytes:
+        early, self._early = self._early, b""
+        return early
+
+    def _take_early(self) -> None:
+        """Take the frames that have come, up to the reply that is waited for."""
+        while self._reply is not None and not self._reply.done() and len(self._early) >= 4:
+            end = 4 + int.from_bytes(self._early[:4], "big")
+            if len(self._early) < end <= _GREETING_MAX_BYTES:
+                return
+            data, self._early = self._early[:end], self._early[end:]
+            for frame in self._parser.feed(data):
+                self._receive(frame)
+            if end > _GREETING_MAX_BYTES:
+                self._give_up(f"a reply of {end} bytes in the handshake")
 
     # What asyncio does.
 
@@ -194,6 +285,10 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._read_s = self._loop.time()
+        if self._greeting:
+            self._early += data
+            self._take_early()
+            return
         for frame in self._parser.feed(data):
             self._receive(frame)
 

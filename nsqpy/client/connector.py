@@ -22,9 +22,9 @@ from nsqpy.client.connection import (
 )
 from nsqpy.client.lookup import LookupPoller, Node, Target, TopicQuery
 from nsqpy.client.options import ClientOptions
-from nsqpy.client.patterns import check_pattern, is_pattern
 from nsqpy.errors import LocalProtocolError, NSQError
 from nsqpy.names import is_valid_name
+from nsqpy.patterns import check_pattern, is_pattern
 from nsqpy.protocol import requests
 
 __all__ = ["Connector", "ConnectorOwner"]

@@ -19,11 +19,11 @@ from urllib.parse import quote, urlsplit
 
 from nsqpy.client.connection import reconnect_delays_s
 from nsqpy.client.options import ClientOptions
-from nsqpy.client.patterns import TopicTrie, is_pattern
 from nsqpy.clock import SECOND
 from nsqpy.errors import ConfigError, ConnectionClosed, NSQError
 from nsqpy.names import is_valid_name
 from nsqpy.net.listeners import shown_address
+from nsqpy.patterns import TopicTrie, is_pattern
 
 if TYPE_CHECKING:
     from nsqpy.net.http_client import HTTPClient

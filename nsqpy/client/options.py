@@ -13,7 +13,9 @@ from typing import Any
 
 from nsqpy.client.rdy import BackoffStrategy, ReadyOptions
 from nsqpy.clock import MILLISECOND, SECOND
+from nsqpy.config import TLSVersion, parse_tls_version
 from nsqpy.errors import ConfigError
+from nsqpy.net.tls import ClientTLS
 from nsqpy.options import duration_ns, format_duration
 from nsqpy.version import RELEASE
 
@@ -27,19 +29,11 @@ _HOUR = 60 * _MINUTE
 # Known by name, so that asking for one gives a clear answer.
 _NOT_SUPPORTED_YET = frozenset(
     {
-        "auth_secret",
-        "deflate",
         "skip_lookupd_authorization",
-        "snappy",
-        "tls_cert",
-        "tls_insecure_skip_verify",
-        "tls_key",
-        "tls_min_version",
-        "tls_root_ca_file",
-        "tls_v1",
     }
 )
 _TRUTHS: dict[object, bool] = {
+    True: True, False: False,
     "true": True, "1": True, "t": True, "false": False, "0": False, "f": False, "": False
 }  # fmt: skip
 
@@ -69,8 +63,19 @@ def _text(value: object) -> str:
     return str(value)
 
 
+def _truth(value: object) -> bool:
+    truth = _TRUTHS.get(value.lower() if isinstance(value, str) else value)
+    if truth is None:
+        raise TypeError(f"{value!r} is not true or false")
+    return truth
+
+
 def _strategy(value: object) -> BackoffStrategy:
     return value if isinstance(value, BackoffStrategy) else BackoffStrategy(str(value))
+
+
+def _tls_version(value: object) -> TLSVersion:
+    return value if isinstance(value, TLSVersion) else parse_tls_version(str(value))
 
 
 def _option(
@@ -78,11 +83,13 @@ def _option(
     parse: Callable[[object], object],
     minimum: float | None = None,
     maximum: float | None = None,
+    *,
+    shown: bool = True,
 ) -> Any:  # noqa: ANN401 - as dataclasses.field: the type is the annotation's
     metadata = {"parse": parse, "minimum": minimum, "maximum": maximum}
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=shown)
+    return dataclasses.field(default=default, metadata=metadata, repr=shown)
 
 
 def _short_hostname() -> str:
@@ -96,7 +103,7 @@ class ClientOptions:
     Fields carry their unit; the name of the option is the field's without it.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of its range, or a file of TLS will not do.
     """
 
     dial_timeout_ns: int = _option(SECOND, _duration)
@@ -125,8 +132,20 @@ class ClientOptions:
     # Below 0: no heartbeats; nsqd then refuses SUB.
     heartbeat_interval_ns: int = _option(30 * SECOND, _duration)
     sample_rate: int = _option(0, _integer, 0, 99)
+    # Asked for; what nsqd does not have, snappy and deflate, is done without.
+    deflate: bool = _option(False, _truth)
     deflate_level: int = _option(6, _integer, 1, 9)
+    snappy: bool = _option(False, _truth)
+    # Asked for, and insisted on.
+    tls_v1: bool = _option(False, _truth)
+    tls_root_ca_file: str = _option("", _text)  # empty: the system's authorities
+    tls_cert: str = _option("", _text)
+    tls_key: str = _option("", _text)
+    tls_insecure_skip_verify: bool = _option(False, _truth)
+    tls_min_version: TLSVersion = _option(TLSVersion.TLS1_2, _tls_version)  # noqa: RUF009
     # Below 0: no buffering.
+    auth_secret: str = _option("", _text, shown=False)
+
     output_buffer_size_bytes: int = _option(16384, _integer)
     output_buffer_timeout_ns: int = _option(250 * MILLISECOND, _duration)
     max_in_flight: int = _option(1, _integer, 0)
@@ -146,6 +165,11 @@ class ClientOptions:
             else:
                 continue
             raise ConfigError(option, value, f"{option}: {_shown(field, value)} is {limit}")
+        if self.snappy and self.deflate:
+            reason = "snappy and deflate exclude each other"
+            raise ConfigError("snappy", self.snappy, reason)
+        if self.tls_v1:
+            self.tls.context()  # whether the files will do
         if self.heartbeat_interval_ns > self.read_timeout_ns:
             reason = "heartbeat_interval must not exceed read_timeout"
             raise ConfigError("heartbeat_interval", self.heartbeat_interval_ns, reason)
@@ -161,9 +185,9 @@ class ClientOptions:
             "user_agent": self.user_agent,
             "feature_negotiation": True,
             "heartbeat_interval": _wire_ms(self.heartbeat_interval_ns),
-            "tls_v1": False,
-            "snappy": False,
-            "deflate": False,
+            "tls_v1": self.tls_v1,
+            "snappy": self.snappy,
+            "deflate": self.deflate,
             "deflate_level": self.deflate_level,
             "sample_rate": self.sample_rate,
             "output_buffer_size": max(-1, self.output_buffer_size_bytes),
@@ -174,6 +198,16 @@ class ClientOptions:
             fields["topology_region"] = self.topology_region
             fields["topology_zone"] = self.topology_zone
         return fields
+
+    @property
+    def tls(self) -> ClientTLS:
+        return ClientTLS(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            root_ca_file=self.tls_root_ca_file,
+            verify=not self.tls_insecure_skip_verify,
+            min_version=self.tls_min_version,
+        )
 
     def ready_options(self) -> ReadyOptions:
         return ReadyOptions(
@@ -240,6 +274,6 @@ def settings_from_flags(given: Sequence[str]) -> dict[str, Setting]:
 
 
 def _refuse_if_wanted(option: str, value: Setting) -> None:
-    wanted = _TRUTHS.get(value.lower(), True) if isinstance(value, str) else bool(value)
+    wanted = _TRUTHS.get(value.lower() if isinstance(value, str) else value, True)
     if wanted:
         raise ConfigError(option, value, f"{option} is not supported yet")

@@ -7,6 +7,7 @@ likes. Nothing here waits, and time arrives as an argument.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from nsqpy.core.deadlines import NEVER, DeadlineHeap
 from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.group_commit import GroupCommit, SyncWork
 from nsqpy.core.guid import GUIDFactory
+from nsqpy.core.latency import LatencyWindow
 from nsqpy.core.layout import Layout
 from nsqpy.core.lease_book import LeaseBook
 from nsqpy.core.lease_store import JOURNAL_SEGMENT_BYTES, LeaseStore
@@ -35,7 +37,7 @@ from nsqpy.core.stats import BrokerStats, select
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.topic import ExitingError, Ticket, Topic
 from nsqpy.core.trash import TrashBin
-from nsqpy.errors import ConfigError, NSQError, ProtocolError, StorageError
+from nsqpy.errors import ConfigError, ErrorCode, NSQError, ProtocolError, StorageError
 from nsqpy.names import is_ephemeral
 from nsqpy.protocol.identify import Limits
 from nsqpy.storage.diskqueue import DiskQueue
@@ -46,6 +48,7 @@ from nsqpy.version import NSQ_VERSION
 
 if TYPE_CHECKING:
     from nsqpy.config import NsqdConfig
+    from nsqpy.core.auth import Authenticator
     from nsqpy.core.session import Session
 
 __all__ = [
@@ -129,6 +132,8 @@ class Broker:
         self.listeners: list[TopologyListener] = []
         self.exiting = False
         self.draining = False
+        self.error_counts: Counter[ErrorCode] = Counter()
+        self.authenticator: Authenticator | None = None  # without one, all may do all
         self._files = files
         self._random = random
         self._layout = Layout(config.data_path or ".")
@@ -166,6 +171,10 @@ class Broker:
             topology_region=config.topology_region,
             topology_zone=config.topology_zone,
             version=NSQ_VERSION,
+            tls=config.has_tls,
+            snappy=config.snappy,
+            deflate=config.deflate,
+            auth_required=self.authenticator is not None,
         )
 
     @property
@@ -174,8 +183,14 @@ class Broker:
 
         While it drains, ``NOK - draining``: nobody should be sent here any more.
         """
-        fault = self._fault or ("draining" if self.draining else "")
-        return f"NOK - {fault}" if fault else "OK"
+        if self.draining and not self._fault:
+            return "NOK - draining"
+        return self.disk_health
+
+    @property
+    def disk_health(self) -> str:
+        """As ``health``, of the disk alone."""
+        return f"NOK - {self._fault}" if self._fault else "OK"
 
     def rouse(self) -> None:
         """Ask for a turn."""
@@ -502,6 +517,9 @@ class Broker:
             log_all=self._log_all,
             drop_oldest=self._drop_oldest,
         )
+        if quantiles := self.config.e2e_processing_latency_percentiles:
+            window_ns = self.config.e2e_processing_latency_window_time_ns
+            channel.latency = LatencyWindow(window_ns, quantiles)
         channel.restore(self._now)
         topic.add_channel(channel)
         self._schedule(channel)
@@ -831,14 +849,20 @@ class Broker:
     # -- statistics -------------------------------------------------------------------------
 
     def stats(
-        self, topic: str = "", channel: str = "", *, include_clients: bool = True
+        self, topic: str = "", channel: str = "", *, include_clients: bool = True, wall_ns: int = 0
     ) -> BrokerStats:
-        """An immutable snapshot; ``topic`` and ``channel`` restrict it to one name."""
+        """An immutable snapshot; ``topic`` and ``channel`` restrict it to one name. ``wall_ns`` is
+        now, for latencies; 0 means the last turn."""
         found = self.topics.values() if not topic else filter(None, [self.topics.get(topic)])
         snapshot = BrokerStats(
             health=self.health,
             start_time=self.start_time_s,
-            topics=topics_snapshot(found, include_clients),
+            topics=topics_snapshot(
+                found,
+                include_clients,
+                wall_ns or self._now.wall_ns,
+                self.config.e2e_processing_latency_percentiles,
+            ),
             producers=tuple(session.stats() for session in self.sessions if session.pub_counts)
             if include_clients
             else (),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from random import Random
+from typing import TYPE_CHECKING
 
 from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
@@ -25,6 +26,9 @@ from nsqpy.core.window import NOT_STORED, Run, Window, store_changed
 from nsqpy.errors import NSQError, StorageError
 from nsqpy.message import Batch, MessageID
 from nsqpy.storage.diskqueue import DiskQueue
+
+if TYPE_CHECKING:
+    from nsqpy.core.latency import LatencyWindow
 
 __all__ = ["DISPATCH_MAX_BYTES", "Channel", "NotInFlightError", "NotOwnerError"]
 
@@ -99,6 +103,7 @@ class Channel:
         self.delivered_count = 0
         self.sampled_out_count = 0
         self.dead_letters: DeadLetters | None = None  # the broker's to set, with a policy
+        self.latency: LatencyWindow | None = None  # the broker's to set, if it is wanted
 
     @property
     def depth(self) -> int:
@@ -108,6 +113,11 @@ class Channel:
     @property
     def backend_depth(self) -> int:
         return self._window.backend_depth
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the first of them was published; as ``Window.oldest_ns``."""
+        return self._window.oldest_ns
 
     @property
     def in_flight_count(self) -> int:
@@ -132,6 +142,7 @@ class Channel:
 
     @property
     def dropped_count(self) -> int:
+        """What an ephemeral channel had no room for."""
         return self._window.dropped_count + self._deferred.dropped_count
 
     def soonest_deadline_ns(self) -> int:
@@ -299,9 +310,11 @@ class Channel:
     # -- answers ----------------------------------------------------------------------------
 
     def finish(
-        self, subscription: Subscription, ids: list[MessageID]
+        self, subscription: Subscription, ids: list[MessageID], wall_ns: int = 0
     ) -> list[tuple[MessageID, NSQError]]:
         """Messages are done with; returns those that could not be finished, and why.
+
+        ``wall_ns`` is when, for the latency figures; 0 leaves these as they are.
 
         Source: FIN in docs/protocol.md.
         """
@@ -322,8 +335,11 @@ class Channel:
                 length = _common_length(flight.ids, place, ids, at)
             for message_id in ids[at : at + length]:
                 del in_flight[message_id]
-            for run in flight.answer(place, place + length):
+            runs = flight.answer(place, place + length)
+            for run in runs:
                 run.acknowledge(0, len(run))
+            if self.latency is not None and wall_ns:
+                self.latency.add(runs, wall_ns)
             if flight.remaining:
                 flight.shrink()
             else:
@@ -476,6 +492,15 @@ class Channel:
         if flight.subscription in self.subscriptions:
             self.update_credit(flight.subscription)
         return available
+
+    def time_out(self, subscription: Subscription, now: Instant) -> None:
+        """A consumer is cut off: what it has in flight times out now."""
+        for flight in self._flights.items():
+            if flight.subscription is subscription:
+                self._flights.discard(flight)
+                self._time_out(flight, now)
+        self.deadlines_changed = True
+        self._agenda.note_channel(self)
 
     # -- dead letters -----------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ __all__ = [
     "bodies_of",
     "by_attempts",
     "dead_letter_topic",
+    "spent_by",
 ]
 
 log = logging.getLogger(__name__)
@@ -167,6 +168,11 @@ def dead_letter_topic(policy: DeadLetterPolicy, topic_name: str, channel_name: s
     return name
 
 
+def spent_by(failure: str) -> str:
+    """The key in ``reasons`` of messages whose last delivery failed so."""
+    return f"max_attempts exceeded by {failure}"
+
+
 class DeadLetters:
     """Those of one channel that are not stored in their ``topic`` yet, and what has been.
 
@@ -199,7 +205,7 @@ class DeadLetters:
         self._pending[run] = None
 
         def note(error: NSQError | None) -> None:
-            self._settle(run, f"max_attempts exceeded by {failure}", error)
+            self._settle(run, spent_by(failure), error)
 
         self._publish(self.topic, bodies_of(run), note)
 

@@ -123,6 +123,8 @@ class LeaseRequest:
 class LeaseSource(Protocol):
     """A channel, as its leases see it."""
 
+    topic_name: str
+
     def ready_count(self) -> int: ...
 
     def take_ready(self, limit: int, max_bytes: int) -> list[Run]:

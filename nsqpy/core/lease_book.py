@@ -75,6 +75,10 @@ class LeaseBook:
         # What is to be done next; every step puts what follows it behind the others.
         self._work: dict[tuple[Callable[[Lease, Instant], None], Lease], None] = {}
 
+    @property
+    def topic_name(self) -> str:
+        return self._source.topic_name
+
     def attach(self, source: LeaseSource) -> None:
         """Say whose leases these are; once, before anything else."""
         self._source = self._taker.source = source

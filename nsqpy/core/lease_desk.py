@@ -74,6 +74,11 @@ class LeaseDesk:
             raise LeaseRefusedError("EPHEMERAL_CHANNEL")
         return channel.leases
 
+    def topic_of(self, lease_id: str) -> str | None:
+        """The topic whose messages it holds or held; None if there is no such lease."""
+        book = self._broker.lease_owners.get(lease_id)
+        return None if book is None else book.topic_name
+
     def find(self, lease_id: str) -> tuple[LeaseBook, Lease]:
         """The living lease of that name, and its book.
 

@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nsqpy.clock import MILLISECOND, Instant
+from nsqpy.core.auth import Applicant, Grant
 from nsqpy.core.channel import Channel
+from nsqpy.core.deadlines import NEVER
 from nsqpy.core.stats import ClientStats, PubCount
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.topic import Ticket
 from nsqpy.errors import ErrorCode, NSQError, ProtocolError
+from nsqpy.gojson import go_json
 from nsqpy.protocol.commands import (
     Auth,
     Close,
@@ -32,6 +35,7 @@ from nsqpy.protocol.commands import (
 from nsqpy.protocol.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame
 from nsqpy.protocol.frames import response_frame as response
 from nsqpy.protocol.identify import Features, negotiate, parse_identify
+from nsqpy.tokens import Role
 
 if TYPE_CHECKING:
     from nsqpy.core.broker import Broker
@@ -86,27 +90,60 @@ class Session:
         self.on_output: Callable[[], None] = _nobody
         self.finished = False
         self._ending = False
+        # From the reply to an IDENTIFY that grants layers until they are there: nothing is acted
+        # on, nothing is sent.
+        self.upgrading = False
+        self._layered = False
+        self.tls_version = ""  # empty: in clear
+        self.tls_cipher_suite = ""
+        self.tls_common_name = ""  # of the client's certificate, if it was verified
         self.unsettled_bytes = 0
         self.pub_counts: dict[str, int] = {}
+        self.grant: Grant | None = None
+        self.asking = False  # the authenticator has not answered yet: nothing is acted on
+        self._secret = b""
+        self._held: list[Command] = []
 
     # -- in ---------------------------------------------------------------------------------
 
     def receive(self, commands: Sequence[Command], now: Instant) -> None:
-        """Act on commands in order, until one is fatal."""
-        for command in commands:
-            if self.finished or self._ending:
+        """Act on commands in order, until one is fatal.
+
+        What comes while the authenticator is asked is held: the connection stops reading then,
+        so that is one read at most.
+        """
+        is_held = self.asking
+        if is_held:
+            self._held += commands
+            return
+        for index, command in enumerate(commands):
+            if self.finished or self._ending or self.upgrading:
                 return
             try:
                 _HANDLERS[type(command)](self, command, now)
             except ProtocolError as error:
                 self.refuse(error)
+            if self.asking:
+                self._held += commands[index + 1 :]
+                return
 
     def refuse(self, error: ProtocolError) -> None:
         """Report a peer's fault, and close if it is fatal."""
+        self._broker.error_counts[error.code] += 1
         self._reply(error_frame(str(error).encode("utf-8", "surrogateescape")))
         if error.fatal:
             self._broker.log_client_error(self.remote_address, error)
             self.end()
+
+    @property
+    def upgrade_due(self) -> bool:
+        """The reply to IDENTIFY, and what came before it, is in ``out``: now for the layers."""
+        return self.upgrading and not self._replies
+
+    def upgraded(self) -> None:
+        """The layers that ``features`` grant are there; commands count again."""
+        self.upgrading = False
+        self._layered = True
 
     def heartbeat(self) -> None:
         self.out.append(HEARTBEAT_FRAME)
@@ -134,6 +171,11 @@ class Session:
             self._subscription.blocked = blocked
             self._channel.update_credit(self._subscription)
 
+    def give_back(self, now: Instant) -> None:
+        """The connection is cut off unread: what is in flight to it need not wait to time out."""
+        if self._subscription is not None and self._channel is not None:
+            self._channel.time_out(self._subscription, now)
+
     def disconnected(self) -> None:
         """The connection is gone."""
         self.finished = True
@@ -154,6 +196,9 @@ class Session:
 
     def end(self) -> None:
         """Close once every reply that is owed has gone out; nothing more is acted on."""
+        if self.asking:
+            self._held.append(Malformed(None, ""))  # what is held comes first
+            return
         self._ending = True
         self._stop_deliveries()
         if self._replies:
@@ -191,17 +236,82 @@ class Session:
     # -- one handler a command --------------------------------------------------------------
 
     def _identify(self, command: Identify, now: Instant) -> None:
+        if self._layered:
+            # The original takes it and tries to put new layers over the old ones.
+            raise ProtocolError(ErrorCode.INVALID, "cannot IDENTIFY in current state")
         identify = parse_identify(command.body)
         self.features, reply = negotiate(identify, self._broker.limits, self.features)
         self._reply(OK_FRAME if reply is None else response(reply))
+        self.upgrading = self.features.layered
 
     def _auth(self, command: Auth, now: Instant) -> None:
-        raise ProtocolError(ErrorCode.AUTH_DISABLED, "AUTH disabled")
+        if self._broker.authenticator is None:
+            raise ProtocolError(ErrorCode.AUTH_DISABLED, "AUTH disabled")
+        if self.grant is not None:
+            raise ProtocolError(ErrorCode.INVALID, "AUTH already set")
+        self._secret = command.secret
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask whom the secret belongs to; until the answer every command is held."""
+        authenticator = self._broker.authenticator
+        assert authenticator is not None
+        self.asking = True
+        authenticator.ask(
+            Applicant(
+                secret=self._secret,
+                remote_ip=_host(self.remote_address),
+                tls=bool(self.tls_version),
+                common_name=self.tls_common_name,
+            ),
+            self._answered,
+        )
+
+    def _answered(self, grant: Grant | None, now: Instant) -> None:
+        self.asking = False
+        if self.finished:
+            return
+        is_new = self.grant is None
+        self.grant = grant
+        held, self._held = self._held, []
+        if grant is None:
+            self.refuse(ProtocolError(ErrorCode.AUTH_FAILED, "AUTH failed"))
+        elif not grant.permission_count:
+            reason = "AUTH no authorizations found"
+            self.refuse(ProtocolError(ErrorCode.UNAUTHORIZED, reason))
+        else:
+            if is_new:
+                self._reply(response(_welcome(grant)))
+            self.receive(held, now)
+
+    def _admit(
+        self, command: Command, role: Role, verb: str, topic: str, channel: str, now: Instant
+    ) -> bool:
+        """Whether to go on with the command now; if not, it is held until the authenticator
+        has been asked again.
+
+        Raises:
+            ProtocolError: E_AUTH_FIRST or E_UNAUTHORIZED.
+        """
+        grant = self.grant
+        if grant is None:
+            raise ProtocolError(ErrorCode.AUTH_FIRST, f"AUTH required before {verb}")
+        if grant.expires_ns != NEVER and grant.expires_ns <= now.monotonic_ns:
+            self._held.append(command)
+            self._ask()
+            return False
+        if not grant.allows(role, topic, channel):
+            reason = f'AUTH failed for {verb} on "{topic}" "{channel}"'
+            raise ProtocolError(ErrorCode.UNAUTHORIZED, reason)
+        return True
 
     def _subscribe(self, command: Subscribe, now: Instant) -> None:
         features = self.features
         if not features.heartbeat_interval_ns:
             raise ProtocolError(ErrorCode.INVALID, "cannot SUB with heartbeats disabled")
+        asked = (Role.CONSUME, "SUB", command.topic, command.channel)
+        if self._broker.authenticator is not None and not self._admit(command, *asked, now):
+            return
         subscription = Subscription(
             self, msg_timeout_ns=features.msg_timeout_ns, sample_rate=features.sample_rate
         )
@@ -215,7 +325,11 @@ class Session:
         self._reply(OK_FRAME)
 
     def _publish(self, command: Publish, now: Instant) -> None:
-        _, name, bodies, _, delay_ms = command
+        verb, name, bodies, _, delay_ms = command
+        if self._broker.authenticator is not None and not self._admit(
+            command, Role.PUBLISH, verb, name, "", now
+        ):
+            return
         deliver_at_ns = now.wall_ns + delay_ms * MILLISECOND if delay_ms else 0
         ticket = _PublishTicket(self, command, deliver_at_ns)
         self._replies.append(ticket)
@@ -240,7 +354,7 @@ class Session:
 
     def _finish(self, command: Finish, now: Instant) -> None:
         channel, subscription = self._subscribed()
-        for message_id, why in channel.finish(subscription, command.ids):
+        for message_id, why in channel.finish(subscription, command.ids, now.wall_ns):
             self._refuse_answer(ErrorCode.FIN_FAILED, "FIN", message_id, why)
 
     def _requeue(self, command: Requeue, now: Instant) -> None:
@@ -284,6 +398,13 @@ class Session:
         assert self._subscription is not None
         return self._channel, self._subscription
 
+    @property
+    def standing(self) -> tuple[Channel, Subscription] | None:
+        """Where it is a consumer, and what it has there."""
+        if self._channel is None or self._subscription is None:
+            return None
+        return self._channel, self._subscription
+
     # -- statistics -------------------------------------------------------------------------
 
     def stats(self) -> ClientStats:
@@ -300,11 +421,35 @@ class Session:
             requeue_count=subscription.requeue_count if subscription else 0,
             connect_ts=self._connected_s,
             sample_rate=features.sample_rate,
+            deflate=features.deflate,
+            snappy=features.snappy,
             user_agent=features.user_agent,
+            authed=self.grant is not None,
+            auth_identity=self.grant.identity if self.grant else "",
+            auth_identity_url=self.grant.identity_url if self.grant else "",
             topology_zone=features.topology_zone,
             topology_region=features.topology_region,
             pub_counts=tuple(PubCount(*entry) for entry in sorted(self.pub_counts.items())),
+            tls=bool(self.tls_version),
+            tls_cipher_suite=self.tls_cipher_suite,
+            tls_version=self.tls_version,
+            tls_negotiated_protocol_is_mutual=bool(self.tls_version),
         )
+
+
+def _welcome(grant: Grant) -> bytes:
+    return go_json(
+        {
+            "identity": grant.identity,
+            "identity_url": grant.identity_url,
+            "permission_count": grant.permission_count,
+        }
+    )
+
+
+def _host(address: str) -> str:
+    """Of ``host:port``; empty for ``@``, a Unix socket."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _nobody() -> None:

@@ -6,7 +6,7 @@ nsqd/http.go, printStats.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -25,6 +25,7 @@ __all__ = [
     "Percentile",
     "PubCount",
     "TopicStats",
+    "restrict",
     "select",
     "stats_json",
     "stats_text",
@@ -203,6 +204,42 @@ def select(stats: BrokerStats, topic: str = "", channel: str = "") -> BrokerStat
             if (channels := tuple(c for c in found.channels if c.channel_name == channel))
         )
     return replace(stats, topics=topics, producers=producers)
+
+
+def restrict(stats: BrokerStats, sees: Callable[[str], bool]) -> BrokerStats:
+    """The part of ``stats`` that concerns the topics which ``sees`` is true of."""
+    topics = stats.topics
+    if topics is not None:
+        topics = tuple(
+            replace(
+                topic,
+                channels=tuple(
+                    replace(channel, clients=_restricted(channel.clients, sees))
+                    for channel in topic.channels
+                ),
+            )
+            for topic in topics
+            if sees(topic.topic_name)
+        )
+    return replace(
+        stats,
+        topics=topics,
+        producers=tuple(
+            client for client in _restricted(stats.producers, sees) or () if client.pub_counts
+        ),
+    )
+
+
+def _restricted(
+    clients: tuple[ClientStats, ...] | None, sees: Callable[[str], bool]
+) -> tuple[ClientStats, ...] | None:
+    """Clients, without what they published to other topics."""
+    if clients is None:
+        return None
+    return tuple(
+        replace(client, pub_counts=tuple(c for c in client.pub_counts if sees(c.topic)))
+        for client in clients
+    )
 
 
 # --- JSON ---

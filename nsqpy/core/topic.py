@@ -123,6 +123,18 @@ class Topic:
         """Damaged stretches of its log that were set aside since the start."""
         return self._log.bad_blocks if self._log is not None else 0
 
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the first message that waits was published; as ``Window.oldest_ns``."""
+        if self._stretch is not None:
+            return self._stretch.batches[0].published(0, 1)[0][0]
+        return self._window.oldest_ns
+
+    @property
+    def dropped_count(self) -> int:
+        """What an ephemeral topic had no room for."""
+        return self._window.dropped_count
+
     def is_empty(self) -> bool:
         return self._stretch is None and self._window.is_empty()
 

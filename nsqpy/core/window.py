@@ -103,6 +103,15 @@ class Window:
     def backend_depth(self) -> int:
         return self._log.unread if self._log is not None else 0
 
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the first message was published, in wall nanoseconds; 0 if there is none, None if
+        it is not in memory."""
+        if self._runs:
+            run = self._runs[0]
+            return run.batch.published(run.start, run.start + 1)[0][0]
+        return 0 if self.is_empty() else None
+
     def put(self, batches: Sequence[Batch], spare: int = 0) -> None:
         """Take batches at the tail.
 

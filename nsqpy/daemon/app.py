@@ -10,6 +10,7 @@ import logging
 import random
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,11 +21,15 @@ from typing import Any
 from nsqpy.clock import SystemClock
 from nsqpy.config import NsqdConfig, split_address
 from nsqpy.core.broker import Broker
+from nsqpy.daemon.auth import Gatekeeper, make_gatekeeper
+from nsqpy.daemon.certificates import Certificates
 from nsqpy.daemon.drain import Drain
 from nsqpy.daemon.heartbeats import Heartbeats
 from nsqpy.daemon.http_api import HTTPApi
 from nsqpy.daemon.lookup import Lookups
+from nsqpy.daemon.metrics import LoopLag, Metrics
 from nsqpy.daemon.offline import take_over
+from nsqpy.daemon.statsd import Reporter
 from nsqpy.daemon.tasks import Turn
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import ConfigError, NSQError
@@ -32,7 +37,7 @@ from nsqpy.logs import configure
 from nsqpy.net.listeners import Listener, listen_error, listen_tcp, listen_unix
 from nsqpy.net.runner import raise_file_limit, run
 from nsqpy.options import FlagError, refuse
-from nsqpy.startup import load, startup_failure, version_line
+from nsqpy.startup import exposure_warnings, load, startup_failure, version_line
 from nsqpy.storage.files import DirLock, OSFiles
 
 __all__ = ["Nsqd", "StartError", "main"]
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str], program: str = "nsqpy nsqd") -> int:
     config = loaded.config
     if not config.broadcast_address:
         config = replace(config, broadcast_address=hostname)
-    configure(config.log_level, config.log_prefix)
+    configure(config.log_level, config.log_prefix, log_format=config.log_format)
     raise_file_limit()
 
     async def make() -> Nsqd:
@@ -101,7 +106,11 @@ class Nsqd:
         self._lookups: Lookups | None = None
         self._drain: Drain | None = None
         self.tcp_address = ""
-        self.http_address = ""
+        self._gatekeeper: Gatekeeper | None = None
+        self._loop_lag: LoopLag | None = None
+        self._reporter: Reporter | None = None
+        self.http_address = self._https_address = ""
+        self._certificates = Certificates(config) if config.has_tls else None
         self._turn: Turn
         self._broker: Broker
         self._connections: Connections
@@ -126,6 +135,13 @@ class Nsqd:
         config = self._config
         self._lock = _lock(config.data_path or ".")
         loop = asyncio.get_running_loop()
+        tls_context = self._tls_context()
+        try:
+            self._gatekeeper = make_gatekeeper(config, self._clock)
+        except ConfigError as error:
+            raise StartError(str(error)) from error
+        for warning in exposure_warnings(config):
+            log.warning(warning)
         self._turn = Turn(loop, self._clock)
         now = self._clock.now()
         self._broker = Broker(
@@ -135,7 +151,9 @@ class Nsqd:
             wake=self._turn.wake,
             start=now,
         )
+        self._broker.authenticator = self._gatekeeper
         self._connections = Connections(self._broker, self._clock, self._heartbeats)
+        self._connections.tls_context = tls_context
         take_over(
             config.data_path or ".",
             body_max_bytes=config.max_msg_size,
@@ -154,11 +172,42 @@ class Nsqd:
             tcp_port=listener.port,
             lookups=self._lookups,
             drain=self._drain,
+            gatekeeper=self._gatekeeper,
+            metrics=self._make_metrics(),
         )
+        if config.https_address and tls_context is not None:
+            await self._listen_https(self._http, tls_context)
         if config.http_address:
             await self._listen_http(self._http)
         self._broker.config = self._with_real_ports(listener.port)
         self._lookups.start()
+        if config.statsd_address:
+            self._reporter = Reporter(self._broker, self._clock, self._http.read_memory)
+            self._reporter.start()
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if self._certificates is None:
+            return None
+        try:
+            return self._certificates.read()
+        except ConfigError as error:
+            raise StartError(f"failed to build TLS config - {error}") from error
+
+    def reload(self) -> None:
+        """Read certificates and tokens again, without closing the connections of those who may
+        stay."""
+        if self._certificates is not None and self._http is not None:
+            self._certificates.reload(self._connections, self._http)
+        if self._gatekeeper is not None and self._config.auth_token_file:
+            self._gatekeeper.reload(Path(self._config.auth_token_file), self._broker.sessions)
+
+    def _make_metrics(self) -> Metrics:
+        metrics = Metrics(self._broker)
+        self._turn.on_synced = metrics.fsync_seconds.observe
+        self._loop_lag = LoopLag(metrics.loop_lag_seconds)
+        self._loop_lag.start()
+        metrics.tcp = self._connections
+        return metrics
 
     async def _listen_tcp(self) -> Listener:
         address = self._config.tcp_address
@@ -182,6 +231,16 @@ class Nsqd:
         except OSError as error:
             raise listen_error(address, error) from error
         log.info("HTTP: listening on %s", self.http_address)
+
+    async def _listen_https(self, http: HTTPApi, tls: ssl.SSLContext) -> None:
+        address = self._config.https_address
+        place = split_address(address)
+        assert place is not None  # the configuration refuses a socket's path
+        try:
+            self._https_address = await http.listen_https(*place, tls)
+        except OSError as error:
+            raise listen_error(address, error) from error
+        log.info("HTTPS: listening on %s", self._https_address)
 
     def _with_real_ports(self, tcp_port: int) -> NsqdConfig:
         """The settings with the ports that others are told: a Unix socket has none to tell."""
@@ -246,14 +305,23 @@ class Nsqd:
         self._broker.exiting = True
         self._connections.close_all()
         if self._http is not None:
-            if self.http_address:
-                log.info("HTTP: closing %s", self.http_address)
+            for name, address in (("HTTP", self.http_address), ("HTTPS", self._https_address)):
+                if address:
+                    log.info("%s: closing %s", name, address)
+            if self._certificates is not None:
+                await self._certificates.stop()
             await self._http.stop()
             self._http = None
 
     async def _release(self) -> None:
         if self._lookups is not None:
             await self._lookups.stop()
+        if self._loop_lag is not None:
+            self._loop_lag.stop()
+        if self._reporter is not None:
+            await self._reporter.stop()
+        if self._gatekeeper is not None:
+            await self._gatekeeper.stop()
         if self._listener is not None:
             self._listener.close()
         if self._http is not None:

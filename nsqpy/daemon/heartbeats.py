@@ -3,15 +3,23 @@
 A heartbeat is lazy: none is owed to a connection on which bytes went both ways within the
 interval, and one is owed exactly one interval after the side that has been silent longest was
 last heard, so that no client waits more than its interval for a sign of life. Two intervals
-without a byte from the client, or one in which it took nothing of what waits for it, end the
-connection. Source: reference nsqd 1.6; DESIGN 5.
+without a whole command from the client, or one in which it took nothing of what waits for it,
+end the connection. Source: reference nsqd 1.6; DESIGN 5.
 """
 
+from enum import StrEnum
 from typing import Protocol
 
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
 
-__all__ = ["Heartbeats", "Watched"]
+__all__ = ["Fault", "Heartbeats", "Watched"]
+
+
+class Fault(StrEnum):
+    """Why a connection is ended, as the log says it."""
+
+    SLOW = "does not read what it is sent"
+    SILENT = "was silent for two heartbeats"
 
 
 class Watched(Protocol):
@@ -31,7 +39,7 @@ class Watched(Protocol):
 
     def beat(self, now_ns: int) -> None: ...
 
-    def abort(self, why: str) -> None: ...
+    def abort(self, why: Fault) -> None: ...
 
 
 class Heartbeats:
@@ -66,10 +74,10 @@ class Heartbeats:
             if blocked_since_ns:
                 # What it sends may be waiting unread on our side, so silence proves nothing.
                 if now_ns - blocked_since_ns >= interval_ns:
-                    connection.abort("does not read what it is sent")
+                    connection.abort(Fault.SLOW)
                     continue
             elif now_ns - connection.received_ns >= 2 * interval_ns:
-                connection.abort("was silent for two heartbeats")
+                connection.abort(Fault.SILENT)
                 continue
             due_ns = _oldest_ns(connection) + interval_ns
             if due_ns <= now_ns:

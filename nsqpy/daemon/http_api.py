@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import re
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from nsqpy.clock import Clock
-from nsqpy.config import change_config, config_value, split_address
+from nsqpy.config import TLSRequired, change_config, config_value, split_address
 from nsqpy.core.broker import DrainingError, NotFoundError
 from nsqpy.core.dead_letters import DeadLetterPolicy
-from nsqpy.core.stats import stats_json, stats_text
+from nsqpy.core.stats import MemoryStats, restrict, stats_json, stats_text
 from nsqpy.core.topic import ExitingError, Ticket
+from nsqpy.daemon.access import Access
+from nsqpy.daemon.auth import Gatekeeper
 from nsqpy.daemon.debug import debug_routes
 from nsqpy.daemon.drain import DEFAULT_TIMEOUT_NS, Drain
 from nsqpy.daemon.http_bodies import (
@@ -40,6 +43,7 @@ from nsqpy.names import is_valid_name
 from nsqpy.net.http import (
     EMPTY,
     OK,
+    ClosedRouter,
     Handler,
     HTTPError,
     HTTPServer,
@@ -52,6 +56,9 @@ from nsqpy.net.http import (
     log_request,
     text_reply,
 )
+from nsqpy.net.limits import ConnectionLimit
+from nsqpy.net.listeners import shown_address
+from nsqpy.tokens import Role
 from nsqpy.version import NSQ_VERSION
 
 if TYPE_CHECKING:
@@ -82,18 +89,25 @@ class HTTPApi:
         tcp_port: int,
         lookups: Lookups | None = None,
         drain: Drain | None = None,
+        gatekeeper: Gatekeeper | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._broker = broker
         self._lookups = lookups or Lookups(broker, hostname)
         self._drain = drain or Drain(broker, clock, self._lookups.leave)
+        self._access = Access(gatekeeper)
         self._clock = clock
         self._started_ns = clock.now().monotonic_ns
         self._hostname = hostname
         self._tcp_port = tcp_port
         self._http_port = 0
+        self._https_port = 0
         self._memory = MemoryMeter()
-        self._metrics = Metrics(lambda: broker.stats(include_clients=False))
-        self._server = HTTPServer(self._routes(), log_request)
+        self._metrics = metrics or Metrics(broker)
+        self._limit = ConnectionLimit("HTTP", broker.config.max_connections)
+        self._server = HTTPServer(self._access.guard(self._routes()), log_request, self._limit)
+        self._metrics.http = self._server
+        self._plain_server = self._server
 
     async def listen(self, address: str) -> str:
         """Serve ``host:port`` or a Unix socket's path; return what is really listened on.
@@ -101,24 +115,47 @@ class HTTPApi:
         Raises:
             OSError: the address cannot be had.
         """
+        if self._broker.config.tls_required is TLSRequired.ALL:
+            refusal = b'{"message": "TLS_REQUIRED", "https_port": %d}' % self._https_port
+            router = ClosedRouter(json_reply(refusal, 403))
+            self._plain_server = HTTPServer(router, log_request, self._limit)
         place = split_address(address)
         if place is None:
-            await self._server.listen_unix(Path(address))
+            await self._plain_server.listen_unix(Path(address))
             self._http_port = -1
             return address
-        bound_host, self._http_port = await self._server.listen(*place)
-        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        return f"{shown}:{self._http_port}"
+        bound_host, self._http_port = await self._plain_server.listen(*place)
+        return shown_address(bound_host, self._http_port)
+
+    async def listen_https(self, host: str, port: int, tls: ssl.SSLContext) -> str:
+        """Serve HTTPS too; return what is really listened on. Raises: as ``listen``.
+
+        This comes before ``listen``: a plain port that is closed by ``--tls-required`` says where
+        to go.
+        """
+        bound_host, self._https_port = await self._server.listen(host, port, tls)
+        return shown_address(bound_host, self._https_port)
+
+    async def renew_tls(self, tls: ssl.SSLContext) -> None:
+        """Use ``tls`` for connections to come. Raises: OSError: all is as before."""
+        await self._server.renew_tls(tls)
 
     async def stop(self) -> None:
         """Stop listening and close every connection."""
         self._memory.close()
         await self._server.stop()
+        if self._plain_server is not self._server:
+            await self._plain_server.stop()
+
+    def read_memory(self) -> MemoryStats:
+        return self._memory.read()
 
     def _routes(self) -> Mapping[str, Mapping[str, Route]]:
         broker = self._broker
         return {
             "/ping": {"GET": Route(self._ping)},
+            "/healthz": {"GET": Route(self._healthz, logged=False)},
+            "/healthz/*": {"GET": Route(self._healthz, logged=False)},
             "/info": {"GET": Route(self._info)},
             "/stats": {"GET": Route(self._stats)},
             "/metrics": {"GET": Route(self._show_metrics)},
@@ -141,7 +178,7 @@ class HTTPApi:
             },
             "/channel/redrive": _post(self._redrive),
             "/drain": {"GET": Route(self._get_drain), "POST": Route(self._start_drain)},
-            **LeaseAPI(broker, self._clock).routes(),
+            **LeaseAPI(broker, self._clock, self._access).routes(),
             **debug_routes(),
         }
 
@@ -150,6 +187,18 @@ class HTTPApi:
     async def _ping(self, request: Request) -> Reply:
         health = self._broker.health
         return text_reply(health, 200 if health == "OK" else 500, nsq=False)
+
+    async def _healthz(self, request: Request) -> Reply:
+        """``live``: this answers, so a restart would not help. ``disk``: it takes writes.
+        ``ready``: whoever connects is served."""
+        broker = self._broker
+        ready = "NOK - stopping" if broker.exiting else broker.health
+        checks = {"live": "OK", "ready": ready, "disk": broker.disk_health}
+        if request.segment:
+            if request.segment not in checks:
+                raise HTTPError(404, "NOT_FOUND")
+            checks = {request.segment: checks[request.segment]}
+        return json_reply(checks, 200 if set(checks.values()) == {"OK"} else 503)
 
     async def _info(self, request: Request) -> Reply:
         broker = self._broker
@@ -176,8 +225,13 @@ class HTTPApi:
         include_clients = BOOLEANS.get(query.get("include_clients", ""), True)
         include_mem = BOOLEANS.get(query.get("include_mem", ""), True)
         stats = self._broker.stats(
-            query.get("topic", ""), query.get("channel", ""), include_clients=include_clients
+            query.get("topic", ""),
+            query.get("channel", ""),
+            include_clients=include_clients,
+            wall_ns=self._clock.now().wall_ns,
         )
+        if (sees := self._access.sees(request)) is not None:
+            stats = restrict(stats, sees)
         memory = self._memory.read() if include_mem else None
         if query.get("format") == "json":
             return json_reply(stats_json(stats, memory))
@@ -186,7 +240,9 @@ class HTTPApi:
         return text_reply(stats_text(stats, memory, now_ns=now.wall_ns, uptime_ns=uptime_ns))
 
     async def _show_metrics(self, request: Request) -> Reply:
-        return Reply(200, self._metrics.page(), [("Content-Type", CONTENT_TYPE_LATEST)])
+        now_ns = self._clock.now().wall_ns
+        page = await self._metrics.page(now_ns, self._access.sees(request))
+        return Reply(200, page, [("Content-Type", CONTENT_TYPE_LATEST)])
 
     async def _get_config(self, request: Request) -> Reply:
         return self._config_reply(request.segment)
@@ -228,6 +284,8 @@ class HTTPApi:
         body = await request.body(_CHANNEL_CONFIG_MAX_BYTES, "BODY_TOO_BIG")
         try:
             policy = DeadLetterPolicy.from_json(json.loads(body))
+            if policy.dead_letter_topic:
+                self._access.require(request, Role.ADMIN, policy.dead_letter_topic)
             with _refusals():
                 self._broker.set_channel_config(topic, channel, policy)
         except (ConfigError, ValueError, RecursionError) as error:

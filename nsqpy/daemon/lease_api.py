@@ -22,6 +22,7 @@ from nsqpy.core.lease_book import LeaseBook
 from nsqpy.core.lease_desk import LeaseDesk, Outcome
 from nsqpy.core.lease_taker import ChannelGoneError
 from nsqpy.core.topic import ExitingError
+from nsqpy.daemon.access import Access
 from nsqpy.errors import StorageError
 from nsqpy.gojson import JSON
 from nsqpy.net.http import (
@@ -35,6 +36,7 @@ from nsqpy.net.http import (
     legal_name,
 )
 from nsqpy.net.sendfile import FilePart
+from nsqpy.tokens import Role
 
 __all__ = ["LeaseAPI"]
 
@@ -56,9 +58,10 @@ _NO_TERMS = LeaseTerms(0, 0, 0)
 class LeaseAPI:
     """What answers ``/lease/*`` and ``/leases``."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker, clock: Clock, access: Access) -> None:
         self._desk = LeaseDesk(broker)
         self._clock = clock
+        self._access = access
 
     def routes(self) -> Mapping[str, Mapping[str, Route]]:
         return {
@@ -115,6 +118,7 @@ class LeaseAPI:
 
     async def _read(self, request: Request) -> Reply:
         lease_id = _lease_id(request.query)
+        self._check(request, [lease_id])
         with _refusals():
             await self._wait_taken([lease_id])
             book, lease = self._desk.find(lease_id)
@@ -129,8 +133,14 @@ class LeaseAPI:
 
     async def _list(self, request: Request) -> Reply:
         query = request.query
+        sees = self._access.sees(request)
         channels = self._desk.channels(query.get("topic", ""), query.get("channel", ""))
-        leases = [entry for channel in channels for entry in self._leases_of(channel)]
+        leases = [
+            entry
+            for channel in channels
+            if sees is None or sees(channel.topic_name)
+            for entry in self._leases_of(channel)
+        ]
         return json_reply({"node": self._desk.node_id, "leases": leases})
 
     def _leases_of(self, channel: Channel) -> Iterator[JSON]:
@@ -153,17 +163,28 @@ class LeaseAPI:
     # -- lists of them ----------------------------------------------------------------------
 
     async def _extend(self, request: Request) -> Reply:
-        ids = await _ids(request)
+        ids = await self._ids(request)
         ttl_ns = _ttl_ns(request.query)
         return await self._act(ids, lambda: self._desk.extend(ids, ttl_ns, self._clock.now()))
 
     async def _commit(self, request: Request) -> Reply:
-        ids = await _ids(request)
+        ids = await self._ids(request)
         return await self._act(ids, lambda: self._desk.commit(ids, self._clock.now()))
 
     async def _release(self, request: Request) -> Reply:
-        ids = await _ids(request)
+        ids = await self._ids(request)
         return await self._act(ids, lambda: self._desk.release(ids, self._clock.now()))
+
+    async def _ids(self, request: Request) -> Sequence[str]:
+        ids = await _ids(request)
+        self._check(request, ids)
+        return ids
+
+    def _check(self, request: Request, ids: Sequence[str]) -> None:
+        """Raises HTTPError 403 if a lease is of a topic that the caller may not consume."""
+        topics = {self._desk.topic_of(lease_id) for lease_id in ids}
+        for topic in sorted(filter(None, topics)):
+            self._access.require(request, Role.CONSUME, topic)
 
     async def _wait_taken(self, ids: Sequence[str]) -> None:
         """Return when those that are just being taken have been, or not."""

@@ -10,6 +10,7 @@ can take the same steps by hand. See docs/architecture.md.
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from nsqpy.clock import Clock
 from nsqpy.core.broker import Broker
@@ -19,6 +20,9 @@ from nsqpy.core.trash import Trash
 from nsqpy.daemon.heartbeats import Heartbeats
 from nsqpy.daemon.tcp import Connections
 from nsqpy.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Turn"]
 
@@ -39,6 +43,7 @@ class Turn:
         self._sync: asyncio.Task[None] | None = None
         self._removal: asyncio.Task[None] | None = None
         self._scheduled = False
+        self.on_synced: Callable[[float], None] = _nobody  # told how many seconds it took
         self._stopped = True  # until the start: queues that are being loaded want a turn too
         self.failure: asyncio.Future[None] = loop.create_future()
 
@@ -118,11 +123,18 @@ class Turn:
     async def _run_sync(self, work: SyncWork) -> None:
         """Group commit: everyone who waits by now is served by this one round of syncs."""
         error: StorageError | None = None
+        started_s = self._loop.time()
         try:
             await self._loop.run_in_executor(None, work.run)
         except StorageError as failure:
             log.error("sync failed - %s", failure.reason)
             error = failure
         self._sync = None
+        if work.files:
+            self.on_synced(self._loop.time() - started_s)
         self._broker.end_sync(work, error)
         self.wake()
+
+
+def _nobody(duration_s: float) -> None:
+    """Does not want to know."""

@@ -6,14 +6,25 @@ that does not read is not sent to, one that floods is not read.
 
 import asyncio
 import logging
-from typing import cast
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from nsqpy.clock import Clock
 from nsqpy.core.broker import Broker
 from nsqpy.core.session import Session
-from nsqpy.daemon.heartbeats import Heartbeats
+from nsqpy.daemon.heartbeats import Fault, Heartbeats
+from nsqpy.errors import ErrorCode, ProtocolError, TransformError
+from nsqpy.net.layers import Layers
+from nsqpy.net.limits import ConnectionLimit
+from nsqpy.net.tls import TLSStage
 from nsqpy.protocol.commands import CommandParser
+from nsqpy.protocol.frames import OK_FRAME, error_frame
 from nsqpy.protocol.identify import Features
+from nsqpy.protocol.transforms import DeflateStage, SnappyStage
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["Connection", "Connections"]
 
@@ -31,14 +42,20 @@ OUT_HIGH_COUNT = 4096
 
 
 class Connections:
-    """Every open connection, and those with something to write at the end of this turn."""
+    """Every open connection, and those with something to write at the end of this turn.
+
+    ``tls_context`` may be changed at any time; it counts for handshakes that begin later.
+    """
 
     def __init__(self, broker: Broker, clock: Clock, heartbeats: Heartbeats) -> None:
         self.broker = broker
         self.clock = clock
         self.heartbeats = heartbeats
+        self.tls_context: ssl.SSLContext | None = None
         self.open: dict[Connection, None] = {}
         self.waiting: dict[Connection, None] = {}
+        self.limit = ConnectionLimit("TCP", broker.config.max_connections)
+        self.cut_off: Counter[str] = Counter()  # by the kind of fault
 
     def make(self) -> "Connection":
         return Connection(self)
@@ -87,6 +104,8 @@ class Connection(asyncio.Protocol):
             max_body_size=config.max_body_size,
             max_defer_ms=config.max_defer_timeout_ns // 1_000_000,
         )
+        if config.tls_required:
+            self._parser.require_tls()
 
     @property
     def heartbeat_interval_ns(self) -> int:
@@ -101,6 +120,10 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         connections = self._connections
         broker = connections.broker
+        socket = transport.get_extra_info("socket")
+        if connections.limit.refuses(socket.fileno(), len(connections.open)):
+            transport.abort()
+            return
         now = connections.clock.now()
         self.sent_ns = self.received_ns = now.monotonic_ns
         peer = transport.get_extra_info("peername")
@@ -116,8 +139,10 @@ class Connection(asyncio.Protocol):
         )
         self._session = Session(broker, features, address, now)
         self._session.on_output = self._note_output
+        self._parser.auth_first = broker.authenticator is not None
         broker.sessions[self._session] = None
         connections.open[self] = None
+        connections.heartbeats.watch(self)
         log.info("TCP: new client(%s)", address)
 
     def data_received(self, data: bytes) -> None:
@@ -131,14 +156,16 @@ class Connection(asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         connections = self._connections
         now = connections.clock.now()
-        self.received_ns = now.monotonic_ns
         session = self._session
         interval_ns = session.features.heartbeat_interval_ns
-        session.receive(self._parser.feed(data), now)
-        unwatched = self.deadline_ns < 0 and self._parser.started
-        if unwatched or session.features.heartbeat_interval_ns != interval_ns:
+        commands = self._parser.feed(data)
+        if commands:  # a body that comes byte by byte is no sign of life, as in the original
+            self.received_ns = now.monotonic_ns
+        session.receive(commands, now)
+        if session.features.heartbeat_interval_ns != interval_ns:
             connections.heartbeats.watch(self)
-        if session.unsettled_bytes > UNSETTLED_HIGH_BYTES or len(session.out) > OUT_HIGH_COUNT:
+        full = session.unsettled_bytes > UNSETTLED_HIGH_BYTES or len(session.out) > OUT_HIGH_COUNT
+        if full or session.asking:
             self._pause_reading()
 
     def eof_received(self) -> bool:
@@ -148,7 +175,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         connections = self._connections
-        connections.open.pop(self, None)
+        if self not in connections.open:
+            return  # one too many
+        del connections.open[self]
         connections.waiting.pop(self, None)
         connections.heartbeats.forget(self)
         connections.broker.sessions.pop(self._session, None)
@@ -186,11 +215,17 @@ class Connection(asyncio.Protocol):
                 self._pause_reading()
         if session.finished:
             self.finish()
+        elif session.upgrading:
+            if session.upgrade_due:
+                self._upgrade()
         elif not self._reading and session.unsettled_bytes < UNSETTLED_HIGH_BYTES:
             self._resume_reading()
 
     def note_progress(self, now_ns: int) -> None:
-        """A client that takes something, however slowly, is not one that does not read."""
+        """A client that takes something, however slowly, is not one that does not read; one that
+        waits for the authenticator cannot be heard."""
+        if self._session.asking:
+            self.received_ns = now_ns
         taken = self._written_bytes - self._transport.get_write_buffer_size()
         if self.blocked_since_ns and taken > self._taken_bytes:
             self.blocked_since_ns = now_ns
@@ -198,6 +233,8 @@ class Connection(asyncio.Protocol):
 
     def beat(self, now_ns: int) -> None:
         """Send a heartbeat now: unlike messages it does not wait for the end of a turn."""
+        if self._session.upgrading or not self._parser.started:
+            return  # nothing may come before the magic, or between IDENTIFY's reply and new layers
         self._session.heartbeat()
         self._connections.waiting.pop(self, None)
         self.flush(now_ns)
@@ -211,9 +248,58 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def abort(self, why: str) -> None:
-        log.info("TCP: client(%s) %s, closing", self, why)
+    def abort(self, why: Fault) -> None:
+        log.info("TCP: client(%s) %s, closing", self, why.value)
+        connections = self._connections
+        connections.cut_off[why.name.lower()] += 1
+        if why is Fault.SLOW:
+            # It has not read its messages, so there is no answer to wait for.
+            self._session.give_back(connections.clock.now())
         self._transport.abort()
+
+    # The layers that IDENTIFY granted: TLS, then one compression, each with an OK of its own.
+
+    def _upgrade(self) -> None:
+        """Begin, now that the reply is written. What the client sent too early is dropped."""
+        self._resume_reading()
+        layers = Layers(self._transport, self, self._broken)
+        self._transport = layers
+        tls = self._session.features.tls
+        self._parser.restart(tls=tls)
+        if tls:
+            context = self._connections.tls_context
+            assert context is not None  # or it would not have been granted
+            stage = TLSStage(context, server_side=True)
+            layers.start_tls(stage, partial(self._secured, layers, stage))
+        else:
+            self._compress(layers)
+
+    def _secured(self, layers: Layers, stage: TLSStage, failure: TransformError | None) -> None:
+        session = self._session
+        if failure is not None:
+            error = ProtocolError(ErrorCode.IDENTIFY_FAILED, f"IDENTIFY failed {failure}")
+            self._connections.broker.log_client_error(session.remote_address, error)
+            layers.write_clear(error_frame(str(error).encode()))
+            self.finish()
+            return
+        details = stage.details()
+        session.tls_version = details.version
+        session.tls_cipher_suite = details.cipher_suite
+        session.tls_common_name = details.common_name
+        layers.write(OK_FRAME)
+        self._compress(layers)
+
+    def _compress(self, layers: Layers) -> None:
+        features = self._session.features
+        if features.snappy or features.deflate:
+            layers.add(SnappyStage() if features.snappy else DeflateStage(features.deflate_level))
+            layers.write(OK_FRAME)
+        self.sent_ns = self._connections.clock.now().monotonic_ns
+        self._session.upgraded()
+
+    def _broken(self, error: TransformError) -> None:
+        log.info("TCP: client(%s) sent a broken stream, closing - %s", self, error)
+        self.finish()
 
     def _pause_reading(self) -> None:
         if self._reading and not self._transport.is_closing():
@@ -222,6 +308,7 @@ class Connection(asyncio.Protocol):
 
     def _resume_reading(self) -> None:
         blocked = self._transport.get_write_buffer_size() > WRITE_STOP_BYTES
+        blocked = blocked or self._session.asking
         if not self._reading and not blocked and not self._transport.is_closing():
             self._reading = True
             self._transport.resume_reading()

@@ -15,7 +15,9 @@ Source: reference nsqd 4.1; internal/http_api; julienschmidt/httprouter for redi
 import asyncio
 import logging
 import re
+import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -23,12 +25,14 @@ from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from posixpath import normpath
+from typing import cast
 from urllib.parse import unquote, unquote_plus
 
 from aiohttp import web
 
 from nsqpy.gojson import JSON, go_json
 from nsqpy.names import is_valid_name
+from nsqpy.net.limits import ConnectionLimit
 from nsqpy.net.listeners import Listener, listen_tcp, listen_unix, shown_address
 from nsqpy.net.sendfile import FilePart, open_parts, send_parts
 from nsqpy.scalars import format_duration
@@ -36,6 +40,7 @@ from nsqpy.scalars import format_duration
 __all__ = [
     "EMPTY",
     "OK",
+    "ClosedRouter",
     "FileReply",
     "HTTPError",
     "HTTPServer",
@@ -207,10 +212,16 @@ def text_reply(body: str | bytes, status: int = 200, *, nsq: bool = True) -> Rep
     return Reply(status, data, [*headers, _NSQ_HEADER] if nsq else headers)
 
 
-def json_reply(value: JSON | bytes, status: int = 200, *, close: bool = False) -> Reply:
+def json_reply(
+    value: JSON | bytes,
+    status: int = 200,
+    *,
+    close: bool = False,
+    headers: Iterable[tuple[str, str]] = (),
+) -> Reply:
     """JSON, encoded here unless it is bytes already."""
     data = value if isinstance(value, bytes) else go_json(value)
-    return Reply(status, data, [("Content-Type", _JSON_TYPE), _NSQ_HEADER], close=close)
+    return Reply(status, data, [("Content-Type", _JSON_TYPE), _NSQ_HEADER, *headers], close=close)
 
 
 OK = text_reply("OK")
@@ -221,19 +232,29 @@ class HTTPError(Exception):
     """A refusal with the original's code word, such as ``TOPIC_NOT_FOUND``.
 
     ``close`` ends the connection, for when the rest of the request is not going to be read.
+    ``headers`` are more than every refusal has.
     """
 
-    def __init__(self, status: int, code: str, *, close: bool = False) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        *,
+        close: bool = False,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
         super().__init__(status, code, close)
         self.status = status
         self.code = code
         self.close = close
+        self.headers = headers
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}"
 
     def reply(self) -> Reply:
-        return json_reply({"message": self.code}, self.status, close=self.close)
+        message = {"message": self.code}
+        return json_reply(message, self.status, close=self.close, headers=self.headers)
 
 
 class RangeError(HTTPError):
@@ -336,6 +357,15 @@ class Request:
         """The parameters. Raises: as ``parse_query``."""
         return parse_query(self._query)
 
+    def header(self, name: str) -> str:
+        """A header's value, empty if there is none."""
+        return self._raw.headers.get(name, "")
+
+    @property
+    def has_body(self) -> bool:
+        """Whether some of the request's body has not come yet, or has not been looked at."""
+        return self._raw.body_exists
+
     def refuse_length_over(self, max_bytes: int, code: str) -> None:
         """Look at the announced length only, before anything of the body is read.
 
@@ -351,7 +381,7 @@ class Request:
 
         Raises:
             HTTPError: 413 with ``code`` when it is longer; 400 INVALID_REQUEST when its chunks
-                make no sense. The connection ends.
+                make no sense; 408 REQUEST_TIMEOUT when it takes a minute. The connection ends.
         """
         self.refuse_length_over(max_bytes, code)
         content = self._raw.content
@@ -359,9 +389,12 @@ class Request:
             if content.is_eof():
                 data = content.read_nowait()
             else:
-                data = await self._rest(max_bytes)
+                async with asyncio.timeout(_BODY_MAX_S):
+                    data = await self._rest(max_bytes)
         except web.RequestPayloadError:
             raise HTTPError(400, "INVALID_REQUEST", close=True) from None
+        except TimeoutError:
+            raise HTTPError(408, "REQUEST_TIMEOUT", close=True) from None
         if len(data) > max_bytes:
             raise HTTPError(413, code, close=True)
         return data
@@ -449,6 +482,17 @@ class Router:
         return None
 
 
+class ClosedRouter(Router):
+    """Has one answer, whatever is asked."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__({})
+        self._reply = reply
+
+    def refusal(self, method: str, path: str, query: str) -> Reply:
+        return self._reply
+
+
 def _cut(path: str) -> tuple[str, str]:
     head, slash, segment = path.rpartition("/")
     return head + slash, segment
@@ -477,9 +521,36 @@ class _Sent(web.StreamResponse):
 
 
 class _Protocol(web.RequestHandler):
-    """aiohttp's connection, with the original's words for bytes that are no HTTP."""
+    """aiohttp's connection, with the original's words for bytes that are no HTTP.
 
-    __slots__ = ()
+    ``head_since_s`` is when the head of a request was begun that is not complete, on the event
+    loop's clock; 0 if there is none. A new connection is taken for one.
+    """
+
+    __slots__ = ("head_since_s", "limit")
+
+    head_since_s: float
+    limit: ConnectionLimit | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        manager = self._manager
+        descriptor = transport.get_extra_info("socket").fileno()
+        if (
+            manager is not None
+            and self.limit is not None
+            and self.limit.refuses(descriptor, len(manager.connections))
+        ):
+            cast("asyncio.Transport", transport).write(_BUSY.encode(http10=False, keep_alive=False))
+            transport.close()
+            return
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages or self._current_request is not None:
+            self.head_since_s = 0.0
+        elif not self.head_since_s:
+            self.head_since_s = self._loop.time()
 
     def handle_error(
         self,
@@ -494,52 +565,88 @@ class _Protocol(web.RequestHandler):
         return _SENT_LAST
 
 
+_BUSY = HTTPError(503, "TOO_MANY_CONNECTIONS", close=True).reply()
 _SENT = _Sent(keep_alive=True)
 _SENT_LAST = _Sent(keep_alive=False)
 
 
 # aiohttp has a timer for every idle connection; the original keeps them for ever.
 _IDLE_MAX_S = 365 * 24 * 3600
+# A client that begins something has to go on with it: a head, a body, the reading of a reply.
+_HEAD_MAX_S = 30.0
+_BODY_MAX_S = 60.0
+_REPLY_MAX_S = 60.0
+_SWEEP_EVERY_S = 5.0
+# How long the rest of a refused body is still read, so that the peer gets to see why.
+_LINGER_S = 1.0
 
 
 class _Connections(web.Server):
     """Bodies are taken as they are: the original does not decompress, and a small compressed
     body must not become a large one."""
 
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        limit: ConnectionLimit | None,
+    ) -> None:
         super().__init__(
-            handler, access_log=None, auto_decompress=False, keepalive_timeout=_IDLE_MAX_S
+            handler,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=_IDLE_MAX_S,
+            lingering_time=_LINGER_S,
         )
+        self._limit = limit
 
     def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+        connection = _Protocol(self, loop=self._loop, **self._kwargs)
+        connection.limit = self._limit
+        connection.head_since_s = self._loop.time()
+        return connection
+
+    def sweep(self, now_s: float) -> None:
+        """End connections whose request takes too long to begin."""
+        oldest_s = now_s - _HEAD_MAX_S
+        for connection in self.connections:
+            if isinstance(connection, _Protocol) and 0 < connection.head_since_s < oldest_s:
+                connection.force_close()
 
 
 class HTTPServer:
     """Serves a table of routes on any number of addresses.
 
     ``on_request(request, status, elapsed_ns)`` hears of every request whose route is logged, and
-    of those without a route. Made and used inside a running event loop.
+    of those without a route. ``errors`` counts refusals by their code. Made and used inside a
+    running event loop.
     """
 
     def __init__(
         self,
-        routes: Mapping[str, Mapping[str, Route]],
+        routes: Mapping[str, Mapping[str, Route]] | Router,
         on_request: Callable[[Request, int, int], None],
+        limit: ConnectionLimit | None = None,
     ) -> None:
-        self._router = Router(routes)
+        self._router = routes if isinstance(routes, Router) else Router(routes)
         self._on_request = on_request
-        self._connections = _Connections(self._answer)
+        self._connections = _Connections(self._answer, limit)
+        self.limit = limit
+        self.errors: Counter[str] = Counter()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep()
         self._listeners: list[Listener] = []
+        self._tls_listeners: list[Listener] = []
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept connections; return the address really listened on.
+    async def listen(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Accept connections, with ``tls`` as HTTPS; return the address really listened on.
 
         Raises:
             OSError: as ``listeners.listen_tcp``, which says what empty hosts and port 0 mean.
         """
-        listener = await listen_tcp(self._connections, host, port)
-        self._listeners.append(listener)
+        listener = await listen_tcp(self._connections, host, port, tls)
+        (self._listeners if tls is None else self._tls_listeners).append(listener)
         return listener.host, listener.port
 
     async def listen_unix(self, path: Path) -> None:
@@ -550,11 +657,32 @@ class HTTPServer:
         """
         self._listeners.append(await listen_unix(self._connections, path))
 
+    async def renew_tls(self, context: ssl.SSLContext) -> None:
+        """Use ``context`` for the HTTPS connections to come. Raises: as ``Listener.renew_tls``."""
+        for listener in self._tls_listeners:
+            await listener.renew_tls(self._connections, context)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections.connections)
+
+    def sweep(self, now_s: float) -> None:
+        """End what has taken too long by ``now_s``, on the event loop's clock."""
+        self._connections.sweep(now_s)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.sweep(loop.time())
+        self._sweeper = loop.call_later(_SWEEP_EVERY_S, self._sweep)
+
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stop listening, let requests under way end within ``grace_s``, close connections."""
-        for listener in self._listeners:
+        for listener in (*self._listeners, *self._tls_listeners):
             listener.close()
         self._listeners.clear()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._tls_listeners.clear()
         self._connections.pre_shutdown()
         await self._connections.shutdown(grace_s)
 
@@ -571,7 +699,7 @@ class HTTPServer:
         if route is None:
             reply = self._router.refusal(raw.method, path, query)
         else:
-            reply = await _reply_of(route.handler, request)
+            reply = await self._reply_of(route.handler, request)
         if route is None or route.logged:
             self._on_request(request, reply.status, time.monotonic_ns() - started_ns)
         keep_alive = raw.keep_alive and not reply.close
@@ -586,20 +714,30 @@ class HTTPServer:
             if isinstance(reply, FileReply):
                 await reply.send(raw, transport)
             elif transport.get_write_buffer_size() > _UNSENT_MAX_BYTES:
-                await raw.writer.drain()
+                await _drain(raw, transport)
         return _SENT if keep_alive else _SENT_LAST
 
+    async def _reply_of(self, handler: Handler, request: Request) -> Reply:
+        try:
+            return await handler(request)
+        except HTTPError as error:
+            self.errors[error.code.partition(" ")[0]] += 1
+            return error.reply()
+        except ConnectionError:
+            raise  # the peer went away: aiohttp ends the connection, nobody is left to answer
+        except Exception:
+            log.exception("HTTP: %s %s failed", request.method, request.target)
+            self.errors["INTERNAL_ERROR"] += 1
+            return _INTERNAL_ERROR
 
-async def _reply_of(handler: Handler, request: Request) -> Reply:
+
+async def _drain(raw: web.BaseRequest, transport: asyncio.Transport) -> None:
+    """Wait until the peer has taken the reply; one that does not is cut off."""
     try:
-        return await handler(request)
-    except HTTPError as error:
-        return error.reply()
-    except ConnectionError:
-        raise  # the peer went away: aiohttp ends the connection, nobody is left to answer
-    except Exception:
-        log.exception("HTTP: %s %s failed", request.method, request.target)
-        return _INTERNAL_ERROR
+        async with asyncio.timeout(_REPLY_MAX_S):
+            await raw.writer.drain()
+    except TimeoutError:
+        transport.abort()
 
 
 def _origin_form(target: str) -> str:

@@ -1,6 +1,7 @@
 """HTTP from the asking side: one session of aiohttp's, with bounds on time and size."""
 
 import os
+from ssl import SSLContext
 
 from aiohttp import (
     ClientConnectorError,
@@ -9,6 +10,7 @@ from aiohttp import (
     ClientTimeout,
     DummyCookieJar,
 )
+from yarl import URL
 
 from nsqpy.errors import ConnectionClosed
 
@@ -20,13 +22,20 @@ _REDIRECTS_MAX = 3
 class HTTPClient:
     """Asks over connections that are kept. Made and used inside a running event loop.
 
-    Bodies are taken as they are: a small compressed one must not become a large one.
+    Bodies are taken as they are: a small compressed one must not become a large one. ``tls`` is
+    how servers on HTTPS prove themselves; None: by the system's authorities.
     """
 
     def __init__(
-        self, timeout_s: float, headers: dict[str, str], *, connect_timeout_s: float | None = None
+        self,
+        timeout_s: float,
+        headers: dict[str, str],
+        *,
+        connect_timeout_s: float | None = None,
+        tls: SSLContext | None = None,
     ) -> None:
         self._timeout_s = timeout_s
+        self._tls = True if tls is None else tls
         self._session = ClientSession(
             timeout=ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s),
             headers={"Accept-Encoding": "identity"} | headers,
@@ -35,13 +44,30 @@ class HTTPClient:
         )
 
     async def get(self, url: str, max_bytes: int) -> tuple[int, bytes]:
-        """The status and the body.
+        """The status and the body. ``url`` is sent as it is.
 
         Raises:
             ConnectionClosed: no answer within the timeout, none in HTTP, or a longer body.
         """
+        return await self._ask("GET", url, None, max_bytes)
+
+    async def post_json(self, url: str, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+        """As ``get``, with JSON to send."""
+        return await self._ask("POST", url, body, max_bytes)
+
+    async def _ask(
+        self, method: str, url: str, body: bytes | None, max_bytes: int
+    ) -> tuple[int, bytes]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            async with self._session.get(url, max_redirects=_REDIRECTS_MAX) as response:
+            async with self._session.request(
+                method,
+                URL(url, encoded=True),
+                data=body,
+                headers=headers,
+                max_redirects=_REDIRECTS_MAX,
+                ssl=self._tls,
+            ) as response:
                 parts: list[bytes] = []
                 size = 0
                 async for part in response.content.iter_any():

@@ -6,11 +6,11 @@ import logging
 import resource
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import uvloop
 
-__all__ = ["Service", "raise_file_limit", "run"]
+__all__ = ["Reloadable", "Service", "raise_file_limit", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,13 @@ class Service(Protocol):
         """Return when the service has ended by itself; raise why if it cannot go on."""
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class Reloadable(Protocol):
+    """A service that reads its files again on SIGHUP; one that is none is ended by it."""
+
+    def reload(self) -> None: ...
 
 
 def run(make: Callable[[], Awaitable[Service]]) -> int:
@@ -46,6 +53,8 @@ async def _run(make: Callable[[], Awaitable[Service]]) -> int:
         loop.add_signal_handler(number, _ignore)
     service = await make()
     await service.start()
+    if isinstance(service, Reloadable):
+        loop.add_signal_handler(signal.SIGHUP, service.reload)
     # What exists now stays: the collector need not look at it again and again. Objects made
     # later die by reference count; full collections are for rare cycles only.
     gc.collect()

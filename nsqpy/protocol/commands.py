@@ -154,11 +154,13 @@ class CommandParser:
     __slots__ = (
         "_expects",
         "_held",
+        "_line_parsers",
         "_max_body_size",
         "_max_defer_ms",
         "_max_msg_size",
         "_missing",
         "_started",
+        "auth_first",
         "closed",
         "state",
     )
@@ -171,7 +173,9 @@ class CommandParser:
         self._missing = 0
         self._expects = ""
         self._started = False
+        self._line_parsers = _LINE_PARSERS
         self.state = State.INITIAL
+        self.auth_first = False  # refuse an MPUB before its body, until there was an AUTH
         self.closed = False
 
     @property
@@ -183,6 +187,23 @@ class CommandParser:
     def held_bytes(self) -> int:
         """Bytes of a command that has not arrived whole."""
         return sum(map(len, self._held))
+
+    def require_tls(self) -> None:
+        """Let nothing through but IDENTIFY, until there is TLS."""
+        self._line_parsers = _CLEAR_LINE_PARSERS
+
+    def restart(self, *, tls: bool) -> None:
+        """Begin anew after the magic, over new layers: what came over the old ones is dropped.
+
+        ``tls`` says whether that is one of them.
+        """
+        self._held = []
+        self._missing = 0
+        self._expects = ""
+        if tls:
+            self._line_parsers = _LINE_PARSERS
+        self.state = State.INITIAL
+        self.closed = False
 
     def feed(self, data: bytes) -> list[Command]:
         """Parse everything that ``data`` completes. After a Malformed, bytes are ignored."""
@@ -232,9 +253,12 @@ class CommandParser:
                 return self._hold(data, at, 1, commands)
             line = data[at : newline - 1 if data[newline - 1] == 13 and newline > at else newline]
             words = line.split(b" ")
-            parse = _LINE_PARSERS.get(words[0])
+            parse = self._line_parsers.get(words[0])
             if parse is None:
-                reason = f"invalid command {text(words[0])}"
+                if self._line_parsers is _CLEAR_LINE_PARSERS:
+                    reason = f"cannot {text(words[0])} in current state (TLS required)"
+                else:
+                    reason = f"invalid command {text(words[0])}"
                 return self._refuse(commands, ErrorCode.INVALID, reason)
             next_at = parse(self, words, data, newline + 1, commands)
             if next_at == _INCOMPLETE:
@@ -291,6 +315,8 @@ class CommandParser:
             return self._fault(commands, ErrorCode.INVALID, "AUTH invalid number of parameters")
         stop = self._sized_body("AUTH", data, at, commands)
         if stop != _INCOMPLETE:
+            # An AUTH that fails closes the connection, as a SUB that does.
+            self.auth_first = False
             commands.append(Auth(data[at + 4 : stop]))
         return stop
 
@@ -398,6 +424,8 @@ class CommandParser:
         topic = self._topic("MPUB", words, 2, commands)
         if topic is None:
             return _INCOMPLETE
+        if self.auth_first:
+            return self._fault(commands, ErrorCode.AUTH_FIRST, "AUTH required before MPUB")
         have = len(data) - at
         if have < 4:
             return self._await(have, 4, "E_BAD_BODY MPUB failed to read body size")
@@ -506,6 +534,8 @@ _LINE_PARSERS: dict[bytes, _LineParser] = {
     b"CLS": CommandParser._close,
     b"NOP": CommandParser._nop,
 }
+# Before TLS, where that is required.
+_CLEAR_LINE_PARSERS: dict[bytes, _LineParser] = {b"IDENTIFY": CommandParser._identify}
 
 
 def _number(raw: bytes) -> int | None:

@@ -14,6 +14,7 @@ __all__ = ["DEFAULT_HEARTBEAT_NS", "Features", "Identify", "Limits", "negotiate"
 
 DEFAULT_HEARTBEAT_NS = 30_000 * MILLISECOND
 DEFAULT_OUTPUT_BUFFER_SIZE = 16 * 1024
+_DEFAULT_DEFLATE_LEVEL = 6
 _INT32_MAX = (1 << 31) - 1
 
 
@@ -54,11 +55,18 @@ class Limits:
     topology_region: str
     topology_zone: str
     version: str
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    auth_required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What a connection has been granted. 0 for an interval or timeout means: none."""
+    """What a connection has been granted. 0 for an interval or timeout means: none.
+
+    Of ``snappy`` and ``deflate`` at most one is true.
+    """
 
     client_id: str
     hostname: str
@@ -70,6 +78,15 @@ class Features:
     msg_timeout_ns: int = 0
     topology_region: str = ""
     topology_zone: str = ""
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = _DEFAULT_DEFLATE_LEVEL
+
+    @property
+    def layered(self) -> bool:
+        """Whether the connection goes on over something else than the bare socket."""
+        return self.tls or self.snappy or self.deflate
 
 
 def parse_identify(body: bytes) -> Identify:
@@ -115,7 +132,7 @@ def negotiate(
     connection had before: a later IDENTIFY replaces all of it, and takes effect.
 
     Raises:
-        ProtocolError: E_BAD_BODY, a value out of range.
+        ProtocolError: E_BAD_BODY, a value out of range; E_IDENTIFY_FAILED, two compressions.
     """
     heartbeat_ns = _heartbeat_ns(identify.heartbeat_interval, limits)
     timeout_ns = _output_timeout_ns(identify.output_buffer_timeout, limits)
@@ -126,6 +143,8 @@ def negotiate(
         raise _invalid("sample rate", identify.sample_rate)
     msg_timeout_ns = _msg_timeout_ns(identify.msg_timeout, limits)
     client_id = identify.client_id if identify.client_id is not None else ""
+    negotiated = identify.feature_negotiation
+    level = identify.deflate_level if identify.deflate_level > 0 else _DEFAULT_DEFLATE_LEVEL
     features = Features(
         client_id=client_id,
         hostname=identify.hostname if identify.hostname is not None else client_id,
@@ -137,22 +156,28 @@ def negotiate(
         msg_timeout_ns=msg_timeout_ns,
         topology_region=identify.topology_region,
         topology_zone=identify.topology_zone,
+        tls=negotiated and identify.tls_v1 and limits.tls,
+        snappy=negotiated and identify.snappy and limits.snappy,
+        deflate=negotiated and identify.deflate and limits.deflate,
+        deflate_level=min(level, limits.max_deflate_level),
     )
-    if not identify.feature_negotiation:
+    if not negotiated:
         return features, None
-    level = identify.deflate_level if identify.deflate_level > 0 else 6
+    if features.snappy and features.deflate:
+        reason = "cannot enable both deflate and snappy compression"
+        raise ProtocolError(ErrorCode.IDENTIFY_FAILED, reason)
     reply = {
         "max_rdy_count": limits.max_rdy_count,
         "version": limits.version,
         "max_msg_timeout": limits.max_msg_timeout_ns // MILLISECOND,
         "msg_timeout": msg_timeout_ns // MILLISECOND,
-        "tls_v1": False,
-        "deflate": False,
-        "deflate_level": min(level, limits.max_deflate_level),
+        "tls_v1": features.tls,
+        "deflate": features.deflate,
+        "deflate_level": features.deflate_level,
         "max_deflate_level": limits.max_deflate_level,
-        "snappy": False,
+        "snappy": features.snappy,
         "sample_rate": identify.sample_rate,
-        "auth_required": False,
+        "auth_required": limits.auth_required,
         "output_buffer_size": size,
         "output_buffer_timeout": timeout_ns // MILLISECOND,
         "topology_region": limits.topology_region,

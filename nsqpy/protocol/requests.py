@@ -12,6 +12,7 @@ __all__ = [
     "CLS",
     "MAGIC",
     "NOP",
+    "auth",
     "dpub",
     "fin",
     "fin_many",
@@ -35,6 +36,11 @@ _TWO_SIZES = struct.Struct(">ii")
 def identify(fields: Mapping[str, object]) -> bytes:
     body = json.dumps(fields, separators=(",", ":")).encode()
     return b"IDENTIFY\n" + _SIZE.pack(len(body)) + body
+
+
+def auth(secret: str) -> bytes:
+    body = secret.encode()
+    return b"AUTH\n" + _SIZE.pack(len(body)) + body
 
 
 def sub(topic: str, channel: str) -> bytes:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from nsqpy import logs
 from nsqpy.client.consumer import Consumer, Message
 from nsqpy.client.options import ClientOptions, client_options, settings_from_flags
-from nsqpy.client.patterns import is_pattern
 from nsqpy.errors import ConfigError, LocalProtocolError, NSQError
 from nsqpy.names import is_valid_name
 from nsqpy.options import FlagError, option, parse_flags, refuse
+from nsqpy.patterns import is_pattern
 from nsqpy.version import NSQ_VERSION, RELEASE
 
 __all__ = ["main"]

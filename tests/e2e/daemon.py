@@ -24,7 +24,7 @@ __all__ = ["DEADLINE_SECONDS", "Daemon", "Reply", "wait_until"]
 
 DEADLINE_SECONDS = 20.0
 _POLL_SECONDS = 0.01
-_LISTENING = re.compile(r"\b(TCP|HTTP): listening on (\S+)")
+_LISTENING = re.compile(r"""\b(TCP|HTTPS?): listening on ([^\s"]+)""")
 _ROOT = Path(__file__).resolve().parents[2]
 
 T = TypeVar("T")
@@ -77,6 +77,7 @@ class Daemon:
         self.flags = flags
         self.tcp_address = ""
         self.http_address = ""
+        self.https_address = ""  # where there is one
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._lines: list[str] = []
@@ -130,7 +131,8 @@ class Daemon:
             addresses = self.wait(
                 lambda: self._listening(already_logged), "the daemon to say where it listens"
             )
-            self.tcp_address, self.http_address = addresses
+            self.tcp_address, self.http_address = addresses["TCP"], addresses["HTTP"]
+            self.https_address = addresses.get("HTTPS", "")
             self.wait(lambda: self._answers("/ping"), "the daemon to answer GET /ping")
         except BaseException:
             self.kill()
@@ -224,13 +226,15 @@ class Daemon:
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- /stats: {seen}") from None
 
-    def _listening(self, skip_lines: int) -> tuple[str, str] | None:
+    def _listening(self, skip_lines: int) -> dict[str, str] | None:
+        """By protocol; HTTP is the last."""
         found = dict(_LISTENING.findall("".join(self._lines[skip_lines:])))
-        return (found["TCP"], found["HTTP"]) if found.keys() >= {"TCP", "HTTP"} else None
+        return found if found.keys() >= {"TCP", "HTTP"} else None
 
     def _answers(self, path: str) -> bool:
         try:
-            return self.request(path).status == 200
+            # 403: TLS is required. It is up, but not to be asked here.
+            return self.request(path).status in (200, 403)
         except OSError:
             return False
 

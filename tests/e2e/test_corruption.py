@@ -33,7 +33,7 @@ async def test_a_flipped_bit_costs_one_message_and_is_told(start_nsqd: StartDaem
     assert found == {*BODIES} - {b"message 7"}
     assert daemon.wait_channel("t", "c", depth=0, in_flight_count=0)["bad_block_count"] == 1
     metrics = daemon.request("/metrics").text
-    assert 'nsqd_channel_bad_blocks_total{channel="c",topic="t"} 1.0' in metrics
+    assert 'nsqd_channel_bad_blocks_total{topic="t",channel="c"} 1\n' in metrics
     (bad,) = segment.parent.glob("*.bad")
     assert f"set aside in {bad}" in daemon.log
     assert "checksum of the block does not match" in daemon.log

@@ -95,6 +95,35 @@ def put_in_the_way(path: Path) -> None:
     path.write_bytes(b"")
 
 
+class TestHealth:
+    async def test_all_is_well(self, http: HTTPConnection) -> None:
+        answer = await http.ask("GET", "/healthz", b"")
+        assert answer.status == 200
+        assert json.loads(answer.body) == {"live": "OK", "ready": "OK", "disk": "OK"}
+        for check in ("live", "ready", "disk"):
+            answer = await http.ask("GET", f"/healthz/{check}", b"")
+            assert (answer.status, json.loads(answer.body)) == (200, {check: "OK"})
+        assert refusal(await http.ask("GET", "/healthz/other", b"")) == (404, "NOT_FOUND")
+
+    async def test_a_disk_that_refuses_is_no_reason_to_restart(
+        self, daemon: Daemon, http: HTTPConnection
+    ) -> None:
+        daemon.broker.note_fault(StorageError("/data/x", "no space left on device"))
+        answer = await http.ask("GET", "/healthz", b"")
+        assert answer.status == 503
+        fault = "NOK - /data/x: no space left on device"
+        assert json.loads(answer.body) == {"live": "OK", "ready": fault, "disk": fault}
+        assert (await http.ask("GET", "/healthz/live", b"")).status == 200
+        assert (await http.ask("GET", "/healthz/disk", b"")).status == 503
+
+    async def test_a_daemon_that_stops_is_not_ready(
+        self, daemon: Daemon, http: HTTPConnection
+    ) -> None:
+        daemon.broker.exiting = True
+        assert (await http.ask("GET", "/healthz/ready", b"")).status == 503
+        assert (await http.ask("GET", "/healthz/disk", b"")).status == 200
+
+
 class TestMetrics:
     async def test_the_figures_of_stats_in_prometheus_format(
         self, daemon: Daemon, http: HTTPConnection
@@ -403,7 +432,7 @@ class TestConfig:
             ("snappy", b"true", "application/json"),
             ("nsqlookupd_tcp_addresses", b"[]", "application/json"),
             ("id", b"1", "application/json"),
-            ("tls_min_version", b"769", "application/json"),
+            ("tls_min_version", b"771", "application/json"),
             ("broadcast_address", b"node.example", "text/plain"),
             ("log_prefix", b"[nsqd] ", "text/plain"),
         ],

@@ -343,8 +343,8 @@ class TestFigures:
         (channel,) = stats["topics"][0]["channels"]
         assert (channel["depth"], channel["leased_count"], channel["lease_count"]) == (4, 6, 1)
         page = (await http.ask("GET", "/metrics")).body.decode()
-        assert 'nsqd_channel_leased{channel="c",topic="t"} 6.0' in page
-        assert 'nsqd_channel_leases{channel="c",topic="t"} 1.0' in page
+        assert 'nsqd_channel_leased{topic="t",channel="c"} 6' in page
+        assert 'nsqd_channel_leases{topic="t",channel="c"} 1' in page
 
     async def test_what_is_listed(self, daemon: Daemon, http: HTTPConnection) -> None:
         await publish(http, 10)

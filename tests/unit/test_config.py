@@ -64,7 +64,7 @@ tls-key tls_key -
 tls-root-ca-file tls_root_ca_file -
 tls-client-auth-policy tls_client_auth_policy -
 tls-required tls_required false
-tls-min-version tls_min_version tls1.0
+tls-min-version tls_min_version tls1.2
 deflate deflate true
 snappy snappy true
 max-deflate-level max_deflate_level 6
@@ -79,6 +79,11 @@ https-address https_address 127.0.0.1:4152
 durability durability disk
 drain-timeout drain_timeout 0s
 ephemeral-overflow ephemeral_overflow drop-newest
+max-connections max_connections 0
+log-format log_format text
+auth-token-file auth_token_file -
+metrics-max-channels metrics_max_channels 20000
+metrics-max-clients metrics_max_clients 1000
 """
 
 
@@ -128,7 +133,7 @@ def test_what_is_no_address(address: str) -> None:
         ("msg_timeout", "60000000000"),
         ("tcp_address", "127.0.0.1:4150"),
         ("log_level", "2"),
-        ("tls_min_version", "769"),
+        ("tls_min_version", "771"),
         ("tls_required", "1"),
         ("snappy", "true"),
         ("nsqlookupd_tcp_addresses", '["a:1","b:2"]'),

@@ -10,7 +10,7 @@ from nsqpy import startup
 from nsqpy.config import NsqdConfig, TLSRequired
 from nsqpy.errors import ConfigError
 from nsqpy.options import FlagError, options_of
-from nsqpy.startup import Loaded, load, startup_failure
+from nsqpy.startup import Loaded, exposure_warnings, load, startup_failure
 from nsqpy_lookupd import config as lookupd_config
 
 ROOT = Path(__file__).parents[2]
@@ -75,16 +75,15 @@ def test_the_file_as_the_original_reads_it() -> None:
         ("-tcp-address=4150", '--tcp-address "4150" must be host:port, or the path of a socket'),
         ("-tcp-address=", '--tcp-address "" must be host:port, or the path of a socket'),
         ("-http-address=h:x", '--http-address "h:x" must end in a port, 0 to 65535'),
-        ("-tls-cert=a.pem", "--tls-cert is not supported yet: refusing to start unprotected"),
-        ("-tls-key=a.pem", "--tls-key is not supported yet: refusing to start unprotected"),
-        ("-tls-required", "--tls-required is not supported yet: refusing to start unprotected"),
+        ("-https-address=/run/nsqd.sock", '--https-address "/run/nsqd.sock" must be host:port'),
+        ("-tls-required", "cannot require TLS client connections without TLS key and cert"),
         (
-            "-tls-client-auth-policy=require",
-            "--tls-client-auth-policy is not supported yet: refusing to start unprotected",
+            "-tls-client-auth-policy=require-verify",
+            "cannot require TLS client connections without TLS key and cert",
         ),
         (
-            "-auth-http-address=a:1",
-            "--auth-http-address is not supported yet: refusing to start unprotected",
+            "-tls-client-auth-policy=verify",
+            "--tls-client-auth-policy must be one of require, require-verify",
         ),
     ],
 )
@@ -98,8 +97,8 @@ def test_bad_values_of_flags(arguments: str, text: str) -> None:
         ("id = 1024", "failed to instantiate nsqd - id (in n.toml) must be [0,1024)"),
         (
             'tls_required = "tcp-https"',
-            "failed to instantiate nsqd - tls_required (in n.toml) is not supported yet: "
-            "refusing to start unprotected",
+            "failed to instantiate nsqd - "
+            "cannot require TLS client connections without TLS key and cert",
         ),
         (
             'log_level = "warning"',
@@ -139,12 +138,83 @@ def test_a_file_that_cannot_be_read() -> None:
 
 
 def test_what_is_not_built_yet_is_told_once_for_each_option() -> None:
-    warnings = loaded("-statsd-address=a:8125", "-enable-experiment=x").warnings
-    assert sorted(warnings) == [
-        "not supported yet: --enable-experiment has no effect",
-        "not supported yet: --statsd-address has no effect",
-    ]
+    (warning,) = loaded("-enable-experiment=x").warnings
+    assert warning == "not supported yet: --enable-experiment has no effect"
     assert loaded("-snappy=false", "-https-address=", "-statsd-mem-stats").warnings == ()
+
+
+def test_percentiles_of_the_command_line_are_sorted_and_those_of_the_file_are_not() -> None:
+    line = loaded("-e2e-processing-latency-percentile=0.5,1,0.99").config
+    assert line.e2e_processing_latency_percentiles == (1.0, 0.99, 0.5)
+    file = loaded(file="e2e_processing_latency_percentiles = [0.5, 1.0, 0.99]").config
+    assert file.e2e_processing_latency_percentiles == (0.5, 1.0, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warnings"),
+    [
+        ((), []),
+        (("-tcp-address=localhost:1", "-http-address=[::1]:1"), []),
+        (("-tcp-address=/run/nsqd.sock", "-http-address="), []),
+        (("-tcp-address=:4150",), ["TCP :4150"]),
+        (
+            ("-tcp-address=0.0.0.0:4150", "-http-address=node:4151"),
+            ["TCP 0.0.0.0:4150 or HTTP node:4151"],
+        ),
+        (("-tcp-address=0.0.0.0:4150", "-auth-http-address=a:1"), []),
+        (("-http-address=0.0.0.0:4151", "-auth-http-address=a:1"), ["HTTP 0.0.0.0:4151"]),
+        (("-http-address=0.0.0.0:4151", "-auth-token-file=t"), []),
+        (("-https-address=:4152", "-tls-cert=c", "-tls-key=k"), ["HTTPS :4152"]),
+        (
+            (
+                *("-tcp-address=:4150", "-http-address=:4151", "-https-address=:4152"),
+                *("-tls-cert=c", "-tls-key=k", "-tls-client-auth-policy=require-verify"),
+            ),
+            [],
+        ),
+    ],
+)
+def test_what_is_open_to_the_network_is_said(
+    arguments: tuple[str, ...], warnings: list[str]
+) -> None:
+    found = exposure_warnings(loaded(*arguments).config)
+    assert len(found) == len(warnings)
+    assert all(
+        f"whoever reaches {one} can" in text for one, text in zip(warnings, found, strict=True)
+    )
+
+
+TLS_FLAGS = ("-tls-cert=c.pem", "-tls-key=k.pem")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "required"),
+    [
+        ((), TLSRequired.NO),
+        (("-tls-required",), TLSRequired.ALL),
+        (("-tls-client-auth-policy=require-verify",), TLSRequired.ALL),
+        (("-tls-client-auth-policy=require", "-tls-required=false"), TLSRequired.ALL),
+        (
+            ("-tls-client-auth-policy=require-verify", "-tls-required=tcp-https"),
+            TLSRequired.TCP_HTTPS,
+        ),
+    ],
+)
+def test_a_client_certificate_policy_requires_tls(
+    arguments: tuple[str, ...], required: TLSRequired
+) -> None:
+    assert loaded(*TLS_FLAGS, *arguments).config.tls_required is required
+
+
+def test_what_does_less_than_it_says_is_told() -> None:
+    assert loaded(*TLS_FLAGS, "-tls-client-auth-policy=require").warnings == (
+        "--tls-client-auth-policy: a certificate has to be good, as with require-verify",
+    )
+    assert loaded("-https-address=127.0.0.1:0", "-tls-root-ca-file=a.pem").warnings == (
+        "--https-address has no effect without --tls-cert and --tls-key",
+        "--tls-root-ca-file has no effect without --tls-cert and --tls-key",
+    )
+    assert loaded(*TLS_FLAGS, "-https-address=127.0.0.1:0").warnings == ()
 
 
 def test_what_decides_nothing() -> None:

@@ -43,6 +43,9 @@ class Options:
     batch: tuple[str, ...] = ()
     deferred: tuple[str, ...] = ()
     defer_ms: int = 0
+    tls_ca_file: str = ""  # with TLS, trusting this authority
+    compression: str = ""  # snappy or deflate
+    auth_secret: str = ""
 
     @property
     def host(self) -> str:

@@ -1,6 +1,7 @@
 // Drives nsqjs, the official Node client. See conversation.py for the words.
 'use strict'
 
+const fs = require('fs')
 const readline = require('readline')
 
 const nsq = require('nsqjs')
@@ -17,11 +18,20 @@ const options = {
   batch: [],
   deferred: [],
   defer_ms: 0,
+  auth_secret: '',
+  tls_ca_file: '',
+  compression: '',
   ...JSON.parse(process.argv[2]),
 }
 const separator = options.tcp_address.lastIndexOf(':')
 const host = options.tcp_address.slice(0, separator)
 const port = Number(options.tcp_address.slice(separator + 1))
+
+// TLS and compression, as nsqjs is told of them.
+const layers = {
+  ...(options.compression && {[options.compression]: true}),
+  ...(options.tls_ca_file && {tls: true, ca: fs.readFileSync(options.tls_ca_file)}),
+}
 
 function say(event, fields = {}) {
   process.stdout.write(JSON.stringify({event, at: performance.now() / 1000, ...fields}) + '\n')
@@ -37,6 +47,8 @@ function orderFor(body, attempts) {
 function publish() {
   const writer = new nsq.Writer(host, port, {
     heartbeatInterval: options.heartbeat_interval_ms / 1000,
+    authSecret: options.auth_secret || null,
+    ...layers,
   })
   // The reply that nsqjs hands over is an error or nothing: it has checked for OK itself.
   const replyTo = (command, send) =>
@@ -83,6 +95,8 @@ function consume() {
     maxInFlight: options.max_in_flight,
     heartbeatInterval: options.heartbeat_interval_ms / 1000,
     messageTimeout: options.msg_timeout_ms,
+    authSecret: options.auth_secret || null,
+    ...layers,
   })
   const touch = (message, count, everyMs) => {
     if (count === 0) return message.finish()

@@ -6,6 +6,7 @@ is made, so both are made inside a running asyncio loop, which Tornado 5 and lat
 
 import asyncio
 import sys
+from typing import Any
 
 import nsq
 import tornado.ioloop
@@ -13,9 +14,21 @@ import tornado.ioloop
 from tests.interop.drivers.conversation import Options, order_for, say, say_message
 
 
+def layers(options: Options) -> dict[str, Any]:
+    """What a Reader or Writer is told of TLS and compression."""
+    told: dict[str, Any] = {options.compression: True} if options.compression else {}
+    if options.tls_ca_file:
+        told |= {"tls_v1": True, "tls_options": {"ca_certs": options.tls_ca_file}}
+    return told
+
+
 async def publish(options: Options) -> None:
-    connection = {"heartbeat_interval": options.heartbeat_interval_ms // 1000}
-    writer = nsq.Writer([options.tcp_address], **connection)
+    writer = nsq.Writer(
+        [options.tcp_address],
+        heartbeat_interval=options.heartbeat_interval_ms // 1000,
+        auth_secret=options.auth_secret or None,
+        **layers(options),
+    )
     while not writer.conns:  # noqa: ASYNC110 - the Writer has no event for "connected"
         await asyncio.sleep(0.01)
     loop = asyncio.get_running_loop()
@@ -70,6 +83,8 @@ async def consume(options: Options) -> None:
         max_in_flight=options.max_in_flight,
         heartbeat_interval=options.heartbeat_interval_ms // 1000,
         msg_timeout=options.msg_timeout_ms / 1000,
+        auth_secret=options.auth_secret or None,
+        **layers(options),
     )
     reader.heartbeat = lambda _conn: say("heartbeat")
 

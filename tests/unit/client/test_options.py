@@ -43,9 +43,10 @@ def test_settings_change_the_base_and_leave_it() -> None:
         ("sample_rate", 100, "sample_rate: 100 is above the maximum of 99"),
         ("lookupd_poll_jitter", 1.5, "lookupd_poll_jitter: 1.5 is above the maximum of 1"),
         ("backoff_strategy", "doubling", "backoff_strategy: 'doubling' is not"),
-        ("tls_v1", True, "tls_v1 is not supported yet"),
-        ("snappy", "true", "snappy is not supported yet"),
-        ("auth_secret", "s3cret", "auth_secret is not supported yet"),
+        ("tls_v1", "perhaps", "tls_v1: 'perhaps' is not true or false"),
+        ("tls_min_version", "ssl3.0", "tls_min_version: must be one of tls1.0, tls1.1, tls1.2"),
+        ("deflate_level", 0, "deflate_level: 0 is below the minimum of 1"),
+        ("skip_lookupd_authorization", "t", "skip_lookupd_authorization is not supported yet"),
     ],
 )
 def test_refusals(name: str, value: Setting, text: str) -> None:
@@ -56,7 +57,27 @@ def test_refusals(name: str, value: Setting, text: str) -> None:
 
 
 def test_what_is_not_supported_may_be_switched_off() -> None:
-    assert client_options({"tls_v1": False, "deflate": "f", "snappy": "0"}).deflate_level == 6
+    assert client_options({"skip_lookupd_authorization": "f"}).deflate_level == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(True, True), ("T", True), ("1", True), (False, False), ("f", False)]
+)
+def test_compression_is_switched_on_and_off(value: Setting, wanted: bool) -> None:
+    options = client_options({"snappy": value})
+    assert options.identify_fields()["snappy"] is options.snappy is wanted
+
+
+def test_two_compressions_are_refused_here_already() -> None:
+    with pytest.raises(ConfigError, match="snappy and deflate exclude each other"):
+        client_options({"snappy": True, "deflate": "true"})
+
+
+def test_files_of_tls_are_looked_at_when_tls_is_wanted() -> None:
+    settings: dict[str, Setting] = {"tls_root_ca_file": "/nowhere/ca.pem"}
+    assert client_options(settings).tls_root_ca_file == "/nowhere/ca.pem"
+    with pytest.raises(ConfigError, match=r"^open /nowhere/ca.pem: no such file or directory$"):
+        client_options(settings | {"tls_v1": True})
 
 
 def test_identify_says_what_go_nsq_says() -> None:
@@ -92,3 +113,9 @@ def test_the_automatic_delay_is_linear_and_capped() -> None:
     assert options.requeue_delay_ms(3) == 270_000
     assert options.requeue_delay_ms(100) == 900_000
     assert ClientOptions(max_requeue_delay_ns=SECOND).requeue_delay_ms(1) == 1000
+
+
+def test_a_secret_is_not_shown() -> None:
+    options = client_options({"auth_secret": "UNSPEAKABLE"})
+    assert options.auth_secret == "UNSPEAKABLE"
+    assert "UNSPEAKABLE" not in repr(options)

@@ -512,6 +512,21 @@ class TestTimeout:
             *((b"m2", 2), (b"m3", 2), (b"m5", 2)),
         ]
 
+    def test_what_is_given_back_need_not_wait_for_it(self, rig: Rig) -> None:
+        slow, other = rig.customer(3), rig.customer(0)
+        rig.put(3)
+        rig.turn()
+        first, *_ = slow.take_ids()
+        slow.finish(first)
+        slow.subscription.blocked = True
+        rig.channel.time_out(slow.subscription, rig.clock.now())
+        assert (slow.in_flight, rig.channel.in_flight_count) == (0, 0)
+        assert rig.channel.timeout_count == 2
+        other.ready(3)
+        assert sorted(other.get()) == [b"m2", b"m3"]
+        assert slow.get() == []
+        rig.channel.audit()
+
 
 class TestDeferred:
     def test_a_deferred_publish_comes_when_due(self, rig: Rig) -> None:

@@ -329,3 +329,53 @@ class TestEnd:
         assert (stats.state, stats.ready_count, stats.in_flight_count) == (3, 7, 1)
         assert (stats.message_count, stats.finish_count, stats.requeue_count) == (3, 1, 1)
         assert (stats.sample_rate, stats.remote_address) == (99, "peer:1")
+
+
+class TestUpgrade:
+    """The reply to an IDENTIFY that grants layers, and what may come before and after."""
+
+    @pytest.fixture
+    def node(self) -> Node:
+        return Node(tls_cert="c.pem", tls_key="k.pem")
+
+    def test_it_is_due_when_all_replies_are_out(self, node: Node, client: Client) -> None:
+        client.send(put("PUB t", b"a") + identify(feature_negotiation=True, snappy=True))
+        assert (client.session.upgrading, client.session.upgrade_due) == (True, False)
+        assert client.take() == []
+        node.turn()
+        assert client.session.upgrade_due
+        ok, reply = client.take()
+        assert ok == OK
+        assert isinstance(reply, bytes)
+        assert json.loads(reply)["snappy"] is True
+
+    def test_nothing_is_acted_on_until_it_is_done(self, node: Node, client: Client) -> None:
+        client.send(identify(feature_negotiation=True, tls_v1=True) + put("PUB t", b"a"))
+        client.send(b"nonsense\n")
+        node.turn()
+        assert len(client.take()) == 1
+        assert "t" not in node.broker.topics
+        client.session.upgraded()
+        assert not client.session.upgrading
+        assert not client.session.finished
+
+    def test_a_second_one_is_refused(self, node: Node, client: Client) -> None:
+        client.send(identify(feature_negotiation=True, deflate=True))
+        client.take()
+        client.session.upgraded()
+        client.send(identify())
+        assert client.take() == [b"E_INVALID cannot IDENTIFY in current state"]
+        assert client.session.finished
+
+    def test_it_is_in_the_figures(self, node: Node, client: Client) -> None:
+        before = client.session.stats()
+        client.send(identify(feature_negotiation=True, tls_v1=True, deflate=True))
+        client.session.tls_version = "TLS1.3"
+        client.session.tls_cipher_suite = "TLS_AES_128_GCM_SHA256"
+        stats = client.session.stats()
+        assert (before.tls, before.deflate) == (False, False)
+        assert not before.tls_negotiated_protocol_is_mutual
+        assert (stats.tls, stats.tls_version, stats.deflate) == (True, "TLS1.3", True)
+        assert stats.tls_cipher_suite == "TLS_AES_128_GCM_SHA256"
+        assert (stats.snappy, stats.tls_negotiated_protocol) == (False, "")
+        assert stats.tls_negotiated_protocol_is_mutual

@@ -552,3 +552,44 @@ class TestBounds:
         assert made.held_bytes == len(data) - 1
         assert made.feed(data[-1:]) == [Publish("MPUB", "t", [b"x" * MSG_MAX] * 4, 1, 0)]
         assert made.held_bytes == 0
+
+
+class TestBeforeTLS:
+    def test_only_identify_goes_through(self) -> None:
+        made = fresh()
+        made.require_tls()
+        assert made.feed(b"  V2IDENTIFY\n" + sized(b"{}")) == [Identify(b"{}")]
+
+    @pytest.mark.parametrize("word", ["NOP", "PUB", "SUB", "AUTH", "RDY", "nonsense", ""])
+    def test_whatever_else_there_is_does_not(self, word: str) -> None:
+        made = fresh()
+        made.require_tls()
+        reason = f"cannot {word} in current state (TLS required)"
+        assert made.feed(f"  V2{word}\n".encode()) == [Malformed(ErrorCode.INVALID, reason)]
+
+    def test_a_compression_alone_is_no_tls(self) -> None:
+        made = fresh()
+        made.require_tls()
+        made.feed(b"  V2")
+        made.restart(tls=False)
+        assert isinstance(made.feed(b"NOP\n")[0], Malformed)
+
+    def test_with_tls_all_of_them_do(self) -> None:
+        made = fresh()
+        made.require_tls()
+        made.feed(b"  V2")
+        made.restart(tls=True)
+        assert made.feed(b"NOP\n") == [Nop()]
+
+
+class TestRestart:
+    @pytest.mark.parametrize(
+        "early", [b"", b"SUB t c\n", b"PUB t\n\0\0\0\x05ab", b"nonsense\n", b"half a line"]
+    )
+    def test_what_came_too_early_is_forgotten(self, early: bytes) -> None:
+        made = fresh()
+        made.feed(b"  V2IDENTIFY\n" + sized(b"{}") + early)
+        made.restart(tls=True)
+        assert (made.state, made.held_bytes) == (State.INITIAL, 0)
+        assert made.feed(b"SUB t c\n") == [Subscribe("t", "c")]
+        assert made.eof() == []

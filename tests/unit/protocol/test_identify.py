@@ -154,9 +154,44 @@ class TestReply:
         assert features.msg_timeout_ns == 5 * SECOND
         assert features.output_buffer_timeout_ns == 25 * MILLISECOND
 
-    def test_upgrades_are_not_granted(self) -> None:
-        _, reply = granted(tls_v1=True, snappy=True)
-        assert (reply["tls_v1"], reply["snappy"], reply["deflate"]) == (False, False, False)
+    @pytest.mark.parametrize("feature", ["tls", "snappy", "deflate"])
+    def test_a_layer_is_granted_if_asked_for_and_there(self, feature: str) -> None:
+        asked = {"feature_negotiation": True, "tls_v1" if feature == "tls" else feature: True}
+        identify = parse_identify(json.dumps(asked).encode())
+        for has_it in (True, False):
+            limits = replace(
+                LIMITS,
+                tls=has_it or feature != "tls",
+                snappy=has_it or feature != "snappy",
+                deflate=has_it or feature != "deflate",
+            )
+            features, reply = negotiate(identify, limits, BEFORE)
+            assert reply is not None
+            found = json.loads(reply)
+            assert (features.tls, features.layered) == (has_it and feature == "tls", has_it)
+            replied = {name: found[name] for name in ("tls_v1", "snappy", "deflate")}
+            assert replied == {
+                "tls_v1": features.tls,
+                "snappy": has_it and feature == "snappy",
+                "deflate": has_it and feature == "deflate",
+            }
+
+    def test_nothing_is_granted_without_negotiation(self) -> None:
+        limits = replace(LIMITS, tls=True, snappy=True, deflate=True)
+        identify = Identify(tls_v1=True, snappy=True, deflate=True)
+        assert not negotiate(identify, limits, BEFORE)[0].layered
+
+    def test_two_compressions_are_too_many(self) -> None:
+        both = Identify(feature_negotiation=True, snappy=True, deflate=True)
+        limits = replace(LIMITS, snappy=True, deflate=True)
+        with pytest.raises(ProtocolError) as caught:
+            negotiate(both, limits, BEFORE)
+        assert str(caught.value) == (
+            "E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"
+        )
+        assert caught.value.fatal
+        features, _ = negotiate(both, replace(limits, deflate=False), BEFORE)
+        assert (features.snappy, features.deflate) == (True, False)
 
     @pytest.mark.parametrize(
         ("asked", "got"), [(None, 6), (0, 6), (-1, 6), (1, 1), (6, 6), (7, 6), (1 << 40, 6)]

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from nsqpy.client.patterns import TopicTrie, check_pattern, is_pattern
 from nsqpy.errors import LocalProtocolError
+from nsqpy.patterns import TopicTrie, check_pattern, is_pattern
 
 
 @pytest.mark.parametrize(
