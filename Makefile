@@ -20,7 +20,7 @@ help: ## say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
 .PHONY: demo
-demo: $(STAMPS)/demo ## publish 336,776 real flights, consume them twice, check every count
+demo: $(STAMPS)/demo ## publish 336,776 real flights, consume them three times, check every count
 	@$(BIN)/python -m examples.flights
 
 .PHONY: test
@@ -60,6 +60,10 @@ chaos: $(STAMPS)/dev ## kill -9 a busy daemon at random moments, fill its disk, 
 	@$(BIN)/python -m tests.chaos --disk-full
 	@$(BIN)/python -m tests.chaos --read-only
 	@$(BIN)/python -m tests.chaos --kills=$(KILLS) --seed=$(SEED) $(ARGS)
+
+.PHONY: chaos-spark
+chaos-spark: $(STAMPS)/dev ## kill -9 a stream's driver and its daemon at random moments, compare the table
+	@$(BIN)/python -m tests.spark.chaos --kills=$(KILLS) --seed=$(SEED) $(ARGS)
 
 .PHONY: check
 check: $(STAMPS)/dev ## format, lint and types
@@ -104,12 +108,12 @@ $(STAMPS)/venv:
 
 $(STAMPS)/demo: $(STAMPS)/venv pyproject.toml constraints.txt
 	@echo "==> installing nsqpy and what the demo needs"
-	@$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	@$(PIP) install --constraint constraints.txt --editable '.[demo,spark]'
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
 	@echo "==> installing nsqpy and what its tests need"
-	@$(PIP) install --constraint constraints.txt --editable '.[demo,dev]'
+	@$(PIP) install --constraint constraints.txt --editable '.[demo,dev,spark]'
 	@touch $@
 
 $(NODE_MODULES)/.stamp: tests/interop/package.json tests/interop/package-lock.json

@@ -1,20 +1,23 @@
-"""The demo: 336,776 real flights through one daemon, twice, every count checked.
+"""The demo: 336,776 real flights through one daemon, three times, every count checked.
 
 It starts ``nsqpy nsqd`` in a temporary directory on free ports, publishes the flights as JSON
 over HTTP (``/mpub``), and consumes them over TCP on two channels at once: ``archive`` by
-``nsqpy.Consumer``, ``metrics`` by ansq, a client that this project did not write. ``make demo``
-runs it; it leaves nothing behind.
+``nsqpy.Consumer``, ``metrics`` by ansq, a client that this project did not write. Then a Spark job
+drains the third channel, ``lake``, and its mean delays are compared with the data set's own.
+``make demo`` runs it; it leaves behind the job's Parquet and a chart, in ``OUT``, and nothing else.
 
-    python -m examples.flights [COUNT]
+    python -m examples.flights [COUNT [OUT]]
 
-``COUNT`` takes only that many flights, for a quick look.
+``COUNT`` takes only that many flights, for a quick look; ``OUT`` is demo-output by default.
 """
 
 import asyncio
 import contextlib
 import importlib.metadata
 import json
+import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -37,7 +40,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from examples.flights_data import FLIGHTS, Tally, read_flights
+from examples.flights_data import FLIGHTS, Delays, Tally, read_flights
+from examples.flights_lake import LakeError, LakeResult, drain_lake
 from nsqpy import Consumer
 from nsqpy.client.message import Message
 from nsqpy.version import RELEASE
@@ -45,7 +49,7 @@ from nsqpy.version import RELEASE
 __all__ = ["main"]
 
 TOPIC = "flights"
-ARCHIVE, METRICS, PUBLISH = "archive", "metrics", "publish"
+ARCHIVE, METRICS, LAKE, PUBLISH = "archive", "metrics", "lake", "publish"
 BATCH = 1_000
 MAX_IN_FLIGHT = 2_500
 START_SECONDS = 20.0
@@ -249,7 +253,7 @@ async def transfer(
     count = len(flights)
     # The channels are made first, so that both are owed every message.
     await post(http, "/topic/create", {"topic": TOPIC})
-    for channel in (ARCHIVE, METRICS):
+    for channel in (ARCHIVE, METRICS, LAKE):
         await post(http, "/channel/create", {"topic": TOPIC, "channel": channel})
     try:
         async with asyncio.TaskGroup() as group:
@@ -265,8 +269,11 @@ async def transfer(
     return publishing.result(), {ARCHIVE: archiving.result(), METRICS: measuring.result()}
 
 
-async def check_stats(http: aiohttp.ClientSession, count: int) -> list[str]:
-    """What ``/stats`` says that it should not: all messages delivered once, none left."""
+async def check_stats(http: aiohttp.ClientSession, count: int, *, lake_depth: int) -> list[str]:
+    """What ``/stats`` says that it should not: all messages delivered once, none left.
+
+    The channel for Spark has ``lake_depth``, and nothing on leases.
+    """
     params = {"format": "json", "topic": TOPIC, "include_clients": "false"}
     async with http.get("/stats", params=params) as reply:
         (topic,) = (await reply.json(content_type=None))["topics"]
@@ -278,34 +285,44 @@ async def check_stats(http: aiohttp.ClientSession, count: int) -> list[str]:
         "requeue_count": 0,
         "timeout_count": 0,
     }
-    return [
-        f"/stats, channel {channel['channel_name']}: {key} is {channel[key]:,}, not {value:,}"
-        for channel in topic["channels"]
-        for key, value in expected.items()
-        if channel[key] != value
-    ]
-
-
-async def wait_clean_stats(http: aiohttp.ClientSession, count: int) -> list[str]:
-    """``check_stats``, giving the last FINs a moment to arrive."""
-    deadline = time.monotonic() + 5
-    wrong = await check_stats(http, count)
-    while wrong and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-        wrong = await check_stats(http, count)
+    wrong = []
+    for channel in topic["channels"]:
+        name = channel["channel_name"]
+        right = expected | ({"depth": lake_depth} if name == LAKE else {})
+        if channel.get("leased_count"):
+            wrong.append(f"/stats, channel {name}: {channel['leased_count']:,} on leases")
+        wrong += [
+            f"/stats, channel {name}: {key} is {channel[key]:,}, not {value:,}"
+            for key, value in right.items()
+            if channel[key] != value
+        ]
     return wrong
 
 
-async def demo(console: Console, count: int) -> None:
-    """Run it all, with the first ``count`` flights.
+async def wait_clean_stats(
+    http: aiohttp.ClientSession, count: int, *, lake_depth: int
+) -> list[str]:
+    """``check_stats``, giving the last FINs a moment to arrive."""
+    deadline = time.monotonic() + 5
+    wrong = await check_stats(http, count, lake_depth=lake_depth)
+    while wrong and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+        wrong = await check_stats(http, count, lake_depth=lake_depth)
+    return wrong
+
+
+async def demo(console: Console, count: int, out: Path) -> None:
+    """Run it all, with the first ``count`` flights; leave the lake's tables and chart in ``out``.
 
     Raises:
         DemoError: something failed, or a count is wrong.
     """
-    console.rule("[bold]nsqpy: every flight that left New York in 2013, twice", align="left")
+    console.rule("[bold]nsqpy: every flight that left New York in 2013, three times", align="left")
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise DemoError("the last act is a Spark job, which needs Java 17 or later: there is none")
     console.print("reading the data set ...")
     started = time.monotonic()
-    flights, expected = read_flights(count)
+    flights, expected, delays = read_flights(count)
     size_mb = sum(map(len, flights)) / 1e6
     console.print(
         f"  {len(flights):,} flights, {size_mb:.0f} MB of JSON, "
@@ -324,7 +341,9 @@ async def demo(console: Console, count: int) -> None:
             async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http:
                 with Board(console, len(flights)) as board:
                     seconds, results = await transfer(daemon, http, flights, board)
-                wrong = await wait_clean_stats(http, len(flights))
+                wrong = await wait_clean_stats(http, len(flights), lake_depth=len(flights))
+                lake = await run_lake(console, daemon, delays, out)
+                wrong += await wait_clean_stats(http, len(flights), lake_depth=0)
             stopping = time.monotonic()
         console.print(
             f"stopped the daemon in {time.monotonic() - stopping:.1f} s, removed its data"
@@ -334,12 +353,30 @@ async def demo(console: Console, count: int) -> None:
         for channel, result in results.items()
         for line in result.tally.differences(expected)
     ]
+    wrong += lake.differences
+    if lake.messages != count:
+        wrong.append(f"channel {LAKE}: {lake.messages:,} messages, not {count:,}")
     if wrong:
         raise DemoError("the counts are wrong:\n  " + "\n  ".join(wrong))
-    show(console, Result(expected, seconds), size_mb, results)
+    show(console, Result(expected, seconds), size_mb, results, lake)
 
 
-def show(console: Console, published: Result, size_mb: float, results: dict[str, Result]) -> None:
+async def run_lake(console: Console, daemon: Daemon, delays: Delays, out: Path) -> LakeResult:
+    """The last act: the third channel as a Spark job."""
+    console.print("draining the third channel with Spark (starting one takes some seconds) ...")
+    try:
+        return await drain_lake(daemon.http_address, TOPIC, LAKE, delays, out)
+    except LakeError as error:
+        raise DemoError(str(error)) from error
+
+
+def show(
+    console: Console,
+    published: Result,
+    size_mb: float,
+    results: dict[str, Result],
+    lake: LakeResult,
+) -> None:
     """What was done, how fast, and what to try next."""
     table = Table(
         title="every count is right",
@@ -368,6 +405,14 @@ def show(console: Console, published: Result, size_mb: float, results: dict[str,
         f"published {size_mb / published.seconds:.0f} MB/s; "
         "all three ran at once, beside the daemon, on this machine\n"
     )
+    console.print(
+        f"lake     Spark {importlib.metadata.version('pyspark')}: {lake.messages:,} messages on a "
+        f"lease, written and aggregated in {lake.seconds:.1f} s; mean delays of "
+        f"{lake.carriers} carriers as in the data set; the channel in /stats: depth 0, leased 0"
+    )
+    for path in lake.left_behind:
+        console.print(f"  {path}", soft_wrap=True, highlight=False)
+    console.print()
     console.print("[bold]to try next", highlight=False)
     command = Path(sys.executable).parent / "nsqpy"
     shown = command.relative_to(_ROOT) if command.is_relative_to(_ROOT) else command
@@ -385,11 +430,14 @@ def main(arguments: Sequence[str]) -> int:
     """Exit code 0 if every count is right, 1 if not, 2 for a wrong argument, 130 after Ctrl-C."""
     console = Console()
     count = arguments[0] if arguments else str(FLIGHTS)
-    if len(arguments) > 1 or not count.isdecimal() or not 1 <= int(count) <= FLIGHTS:
-        console.print(f"usage: python -m examples.flights [COUNT], 1 to {FLIGHTS}", markup=False)
+    out = Path(arguments[1]) if len(arguments) > 1 else _ROOT / "demo-output"
+    if len(arguments) > 2 or not count.isdecimal() or not 1 <= int(count) <= FLIGHTS:
+        console.print(
+            f"usage: python -m examples.flights [COUNT [OUT]], 1 to {FLIGHTS}", markup=False
+        )
         return 2
     try:
-        asyncio.run(demo(console, int(count)))
+        asyncio.run(demo(console, int(count), out))
     except DemoError as error:
         text = "\n".join([f"FAILED: {error}", *getattr(error, "__notes__", [])])
         console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)

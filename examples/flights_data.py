@@ -5,14 +5,14 @@ import io
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLIGHTS", "Tally", "read_flights"]
+__all__ = ["FLIGHTS", "Delays", "Tally", "read_flights"]
 
 FLIGHTS = 336_776
 _MISSING = "NA"
@@ -28,16 +28,15 @@ class Tally:
     by_carrier: Counter[str] = field(default_factory=Counter)
     by_origin: Counter[str] = field(default_factory=Counter)
 
-    def add(self, carrier: str, origin: str, miles: int) -> None:
+    def add(self, flight: Mapping[str, Any]) -> None:
         self.total += 1
-        self.miles += miles
-        self.by_carrier[carrier] += 1
-        self.by_origin[origin] += 1
+        self.miles += flight["distance"] or 0
+        self.by_carrier[flight["carrier"]] += 1
+        self.by_origin[flight["origin"]] += 1
 
     def add_json(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
-            flight = json.loads(body)
-            self.add(flight["carrier"], flight["origin"], flight["distance"])
+            self.add(json.loads(body))
 
     def as_fields(self) -> dict[str, Any]:
         """For JSON; ``from_fields`` takes it back."""
@@ -78,14 +77,31 @@ class Tally:
         return found
 
 
-def read_flights(limit: int = FLIGHTS) -> tuple[list[bytes], Tally]:
-    """The first ``limit`` flights, a JSON object each, and the counts taken from the table."""
-    tally = Tally()
+@dataclass(slots=True)
+class Delays:
+    """How late each carrier's flights arrived: how many flights, and the sum of their minutes."""
+
+    arrived: Counter[str] = field(default_factory=Counter)
+    minutes_late: Counter[str] = field(default_factory=Counter)
+
+    def add(self, flight: Mapping[str, Any]) -> None:
+        if flight["arr_delay"] is not None:
+            self.arrived[flight["carrier"]] += 1
+            self.minutes_late[flight["carrier"]] += flight["arr_delay"]
+
+    def mean(self, carrier: str) -> float:
+        return self.minutes_late[carrier] / self.arrived[carrier]
+
+
+def read_flights(limit: int = FLIGHTS) -> tuple[list[bytes], Tally, Delays]:
+    """The first ``limit`` flights, a JSON object each, and what the table says of them."""
+    tally, delays = Tally(), Delays()
     bodies = []
     for flight in islice(_rows(), limit):
-        tally.add(str(flight["carrier"]), str(flight["origin"]), int(flight["distance"] or 0))
+        tally.add(flight)
+        delays.add(flight)
         bodies.append(json.dumps(flight, separators=(",", ":")).encode())
-    return bodies, tally
+    return bodies, tally, delays
 
 
 def _rows() -> Iterator[dict[str, str | int | None]]:

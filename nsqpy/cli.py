@@ -47,6 +47,7 @@ PROGRAMS = (
     Program("pub", "", "nsqpy.tools.pub", "publish messages from the command line or stdin"),
     Program("tail", "nsq_tail", "nsqpy.tools.tail", "print the messages of topics as they come"),
     Program("token", "", "nsqpy.tools.token", "make a token that lets somebody in"),
+    Program("drain", "", "nsqpy.tools.drain", "write what waits in a channel to files, with Spark"),
     Program("salvage", "", "nsqpy.tools.salvage", "print or republish what a damaged file holds"),
     Program(
         "export-original",

@@ -36,7 +36,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "X": "BL",
     "K": "BPN",
     "A": "BN",
-    "T": "BPNDLKA",
+    "T": "BPNDLXKA",
 }
 _SUBPACKAGES: Mapping[str, str] = {
     "protocol": "P",
