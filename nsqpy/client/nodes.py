@@ -138,13 +138,19 @@ class HTTPNode:
     """One daemon's HTTP API on a connection that is kept; for one thread at a time.
 
     ``patience_s`` is how long a call goes on while the node does not answer, or says that it
-    is stopping; ``timeout_s`` how long one attempt waits.
+    is stopping; ``timeout_s`` how long one attempt waits. ``secret`` is a token of the node's.
     """
 
     def __init__(
-        self, address: NodeAddress, *, patience_s: float = 60.0, timeout_s: float = _TIMEOUT_S
+        self,
+        address: NodeAddress,
+        *,
+        patience_s: float = 60.0,
+        timeout_s: float = _TIMEOUT_S,
+        secret: str = "",
     ) -> None:
         self.address = address
+        self._secret = secret
         self.patience_s = patience_s
         self.timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -228,11 +234,14 @@ class HTTPNode:
             NodeUnavailable: no answer began.
         """
         target = f"{path}?{urlencode(params)}" if params else path
+        sent = dict(headers or {})
+        if self._secret:
+            sent["Authorization"] = f"Bearer {self._secret}"
         # A kept connection may have been closed by the node meanwhile, which shows only now.
         for kept in (True, False) if self._connection is not None else (False,):
             try:
                 connection = self._open(timeout_s or self.timeout_s)
-                connection.request(method, target, body or None, dict(headers or {}))
+                connection.request(method, target, body or None, sent)
                 return connection.getresponse()
             except (ConnectionError, http.client.HTTPException) as error:
                 self.close()
@@ -265,10 +274,14 @@ class HTTPNode:
         return self._get("/info", {}).json()
 
     def body_max_bytes(self) -> tuple[int, int]:
-        """The longest message and the longest body of ``/mpub`` that the node takes."""
-        found = [
-            int(self._get(f"/config/{name}", {}).body) for name in ("max_msg_size", "max_body_size")
-        ]
+        """The longest message and the longest body of ``/mpub`` that the node takes; the defaults
+        where the token does not open the configuration."""
+        found = []
+        for name, default in (("max_msg_size", 1024 * 1024), ("max_body_size", 5 * 1024 * 1024)):
+            answer = self.call("GET", f"/config/{name}")
+            if answer.status not in (200, 403):
+                raise self.refused(f"/config/{name}", answer)
+            found.append(int(answer.body) if answer.status == 200 else default)
         return found[0], found[1]
 
     def depth(self, topic: str, channel: str) -> int:

@@ -112,7 +112,10 @@ class Cluster:
                 raise TopicNotFound(options.topic, asked)
         found: dict[str, LeaseNode] = {}
         refusals: list[NodeRefused] = []
-        opened = [LeaseNode(address, patience_s=self.patience_s) for address in addresses]
+        opened = [
+            LeaseNode(address, patience_s=self.patience_s, secret=options.auth_secret)
+            for address in addresses
+        ]
         try:
             for node in opened:
                 try:
@@ -210,8 +213,9 @@ class Keeper:
     It never says that a lease is lost: whoever reads or commits it finds out.
     """
 
-    def __init__(self, ttl_ns: int) -> None:
+    def __init__(self, ttl_ns: int, secret: str = "") -> None:
         self._ttl_ns = ttl_ns
+        self._secret = secret
         self._lock = threading.Lock()
         self._held: dict[str, tuple[NodeAddress, set[str]]] = {}
         self._stopped = threading.Event()
@@ -244,7 +248,7 @@ class Keeper:
 
     def _extend(self, address: NodeAddress, lease_ids: Sequence[str]) -> None:
         patience_s = min(_KEEP_PATIENCE_S, self._ttl_ns / 6 / SECOND)
-        with LeaseNode(address, patience_s=patience_s) as node:
+        with LeaseNode(address, patience_s=patience_s, secret=self._secret) as node:
             try:
                 states = node.extend(lease_ids, self._ttl_ns)
             except NSQError as error:

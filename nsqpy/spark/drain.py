@@ -97,13 +97,14 @@ class Drain:
         min_partitions: int | None = None,
         node_timeout: str = "60s",
         create_channel: bool = True,
+        auth_secret: str = "",
     ) -> None:
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be 1 or more")
         self._spark = spark
         self.keeps_id = id is not None
         self._max_messages = max_messages
-        given = _where(topic, channel, lookupd, nsqd, node_timeout) | {
+        given = _where(topic, channel, lookupd, nsqd, node_timeout, auth_secret) | {
             "leaseTtl": ttl,
             "createChannel": str(create_channel).lower(),
             "drainId": id if id is not None else f"drain-{uuid.uuid4().hex}",
@@ -111,7 +112,7 @@ class Drain:
         given |= _partitions(spark, min_partitions)
         self._options = ReadOptions.of(given)
         self._cluster = Cluster(self._options)
-        self._keeper = Keeper(self._options.lease_ttl_ns)
+        self._keeper = Keeper(self._options.lease_ttl_ns, auth_secret)
         self._done = False
         self.leases: list[PlannedLease] = []
 
@@ -152,6 +153,8 @@ class Drain:
         plan = plan_to_text(self._options.topic, self._options.channel, self.leases)
         reader = self._spark.read.format(FORMAT).option("nsqDrainPlan", plan)
         timeout = format_duration(self._options.node_timeout_ns)
+        if self._options.auth_secret:
+            reader = reader.option("authSecret", self._options.auth_secret)
         return reader.option("nodeTimeout", timeout).load()
 
     def __exit__(
@@ -230,6 +233,7 @@ def commit(
     lookupd: Addresses = (),
     nsqd: Addresses = (),
     node_timeout: str = "60s",
+    auth_secret: str = "",
 ) -> None:
     """Commit by hand what ``spark.read`` has leased with the option ``drainId``.
 
@@ -239,7 +243,8 @@ def commit(
     Raises:
         LeaseLost: some had ended before, or there never were any; all others are committed.
     """
-    given = _where(topic, channel, lookupd, nsqd, node_timeout) | {"drainId": drain_id}
+    given = _where(topic, channel, lookupd, nsqd, node_timeout, auth_secret)
+    given["drainId"] = drain_id
     options = replace(ReadOptions.of(given), create_channel=False)
     cluster = Cluster(options)
     try:
@@ -297,9 +302,16 @@ def _committed(node: LeaseNode, lease_ids: Sequence[str]) -> dict[str, LeaseStat
 
 
 def _where(
-    topic: str, channel: str, lookupd: Addresses, nsqd: Addresses, node_timeout: str
+    topic: str,
+    channel: str,
+    lookupd: Addresses,
+    nsqd: Addresses,
+    node_timeout: str,
+    auth_secret: str,
 ) -> dict[str, str]:
     given = {"topic": topic, "channel": channel, "nodeTimeout": node_timeout}
+    if auth_secret:
+        given["authSecret"] = auth_secret
     for name, addresses in (("lookupdHttpAddresses", lookupd), ("nsqdHttpAddresses", nsqd)):
         text = addresses if isinstance(addresses, str) else ",".join(addresses)
         if text:

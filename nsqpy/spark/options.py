@@ -24,11 +24,17 @@ _TTL_MAX_NS = 720 * _HOUR
 _WAIT_MAX_NS = 60 * SECOND
 # Spark's own, which reach every source or sink.
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname"}
-_NOT_SUPPORTED = {"authsecret", "tlscafile", "tlscertfile", "tlskeyfile", "tlsinsecureskipverify"}
+_NOT_SUPPORTED = {"tlscafile", "tlscertfile", "tlskeyfile", "tlsinsecureskipverify"}
 
 
 def _option(default: object, name: str, parse: Callable[[str], object]) -> Any:  # noqa: ANN401 - as dataclasses.field
     return field(default=default, metadata={"name": name, "parse": parse})
+
+
+def _secret(text: str) -> str:
+    if not text.isascii() or not text.isprintable():
+        raise ValueError("must be printable ASCII")
+    return text
 
 
 def _count(text: str) -> int:
@@ -102,6 +108,9 @@ class _Nodes:
     nsqd: tuple[NodeAddress, ...] = _option((), "nsqdHttpAddresses", split_addresses)
     lookupd: tuple[NodeAddress, ...] = _option((), "lookupdHttpAddresses", split_addresses)
     node_timeout_ns: int = _option(60 * SECOND, "nodeTimeout", _duration)
+    auth_secret: str = field(
+        default="", repr=False, metadata={"name": "authSecret", "parse": _secret}
+    )
 
     def check_nodes(self) -> None:
         if bool(self.nsqd) == bool(self.lookupd):
@@ -170,7 +179,9 @@ def _parsed(cls: type[_Nodes], given: Mapping[str, str], what: str) -> dict[str,
             try:
                 values[option.name] = option.metadata["parse"](text)
             except (ValueError, ConfigError) as error:
-                raise ConfigError(shown, text, f"option {shown}, {text!r}: {error}") from error
+                given_text = text if option.repr else "***"
+                reason = f"option {shown}, {given_text!r}: {error}"
+                raise ConfigError(shown, given_text, reason) from error
         elif name not in _SPARKS_OWN:
             unknown.append(key)
     if unknown:

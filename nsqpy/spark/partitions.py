@@ -35,6 +35,11 @@ class LeasePartition(InputPartition):
         self.split = split
         self.address = address
         self.patience_s = options.node_timeout_ns / SECOND
+        self.secret = options.auth_secret
+
+    def __repr__(self) -> str:
+        # PySpark's own shows everything, and Spark logs it.
+        return f"LeasePartition({self.lease_id}, {self.split}, {self.address})"
 
 
 def partitions_of(
@@ -57,5 +62,7 @@ def read_partition(partition: InputPartition) -> "Iterator[pa.RecordBatch]":
     from nsqpy.spark.rows import Rows
 
     rows = Rows(partition.topic, partition.channel, partition.node)
-    with LeaseNode(partition.address, patience_s=partition.patience_s) as node:
+    with LeaseNode(
+        partition.address, patience_s=partition.patience_s, secret=partition.secret
+    ) as node:
         yield from rows.batches(node.read(partition.lease_id, partition.split))

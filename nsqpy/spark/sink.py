@@ -198,7 +198,9 @@ class RowPublisher:
             if not addresses:
                 asked = ", ".join(map(str, options.lookupd))
                 raise NodeUnavailable(f"nsqlookupd {asked}", "it knows no nsqd")
-        self._nodes = [HTTPNode(address, patience_s=0) for address in addresses]
+        self._nodes = [
+            HTTPNode(address, patience_s=0, secret=options.auth_secret) for address in addresses
+        ]
         self._at = first % len(self._nodes)
         self._limits: dict[NodeAddress, tuple[int, int]] = {}
 

@@ -361,7 +361,9 @@ class NSQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def run(self) -> LeaseRun:
         if self._run is None:
             options = self._options
-            self._run = LeaseRun(options, Cluster(options), Keeper(options.lease_ttl_ns))
+            self._run = LeaseRun(
+                options, Cluster(options), Keeper(options.lease_ttl_ns, options.auth_secret)
+            )
         return self._run
 
     def initialOffset(self) -> Offset:

@@ -52,7 +52,8 @@ def test_names_ignore_case_and_values_have_units() -> None:
         ({"pollTimeoutMs": "60001"}, "must be 0 to 60000"),
         ({"failOnDataLoss": "maybe"}, "must be true or false"),
         ({"drainId": "a/b"}, "option drainId, 'a/b'"),
-        ({"authSecret": "hush"}, "option authSecret is not supported"),
+        ({"authSecret": "hush\n"}, "option authSecret, '***': must be printable ASCII"),
+        ({"tlsCaFile": "x"}, "option tlsCaFile is not supported"),
     ],
 )
 def test_a_wrong_option_is_named(change: dict[str, str], said: str) -> None:
@@ -79,3 +80,9 @@ def test_what_spark_adds_does_not() -> None:
         WriteOptions.of(
             {"topic": "t", "nsqdHttpAddresses": "a:1", "path": "", "checkpointlocation": "/c"}
         )
+
+
+def test_a_secret_is_not_shown() -> None:
+    options = ReadOptions.of(GIVEN | {"authSecret": "hush"})
+    assert options.auth_secret == "hush"
+    assert "hush" not in repr(options)
