@@ -1,4 +1,4 @@
-"""Clients that others wrote show a token, those that can be told to."""
+"""Clients that others wrote show a token, those that can be told to; in clear and over layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsqpy.tokens import Role, hash_token
+from tests.certificates import Certificates
 from tests.conftest import StartDaemon
 from tests.interop.clients import CLIENTS, Client, Driver
 from tests.interop.drivers.conversation import Options
@@ -25,11 +26,22 @@ def token_file(tmp_path: Path) -> Path:
 WITH_AUTH = [client for client in CLIENTS if client.name in {"pynsq", "nsqjs"}]
 
 
+@pytest.mark.parametrize(
+    ("tls", "compression"),
+    [(False, ""), (True, ""), (True, "snappy"), (True, "deflate")],
+    ids=["clear", "tls", "tls-snappy", "tls-deflate"],
+)
 @pytest.mark.parametrize("client", WITH_AUTH, ids=lambda client: client.name)
 def test_publishes_and_consumes_with_a_token(
-    client: Client, start_nsqd: StartDaemon, token_file: Path
+    client: Client,
+    tls: bool,
+    compression: str,
+    start_nsqd: StartDaemon,
+    certificates: Certificates,
+    token_file: Path,
 ) -> None:
-    daemon = start_nsqd(f"--auth-token-file={token_file}")
+    flags = (*certificates.server.flags, "--tls-required=tcp-https") if tls else ()
+    daemon = start_nsqd(f"--auth-token-file={token_file}", *flags)
     bodies = ("finish", "finish too")
     options = Options(
         mode="publish",
@@ -37,6 +49,8 @@ def test_publishes_and_consumes_with_a_token(
         topic="own.a",
         single=bodies,
         auth_secret=SECRET,
+        tls_ca_file=str(certificates.ca) if tls else "",
+        compression=compression,
     )
     with Driver(client, options) as publisher:
         assert publisher.finish() == 0
