@@ -334,7 +334,7 @@ class NsqdConfig:
         (),
         group=_NODE,
         metavar="NAME",
-        pending="ignored",
+        pending=True,
         help="experimental feature to switch on (repeatable): topology-aware-consumption",
     )
 

@@ -30,7 +30,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsqpy.clock import MILLISECOND
 from nsqpy.errors import ConfigError
@@ -108,7 +108,7 @@ class Option:
     ``key`` is empty for what only the command line has; ``flag`` is empty for positional
     arguments. ``bare`` flags need no value and take one only after ``=``. ``live`` can be
     changed while the daemon runs. ``pending`` is for a setting of the original whose feature
-    is not built: setting it is ``ignored`` with a warning, or ``refused``.
+    is not built: setting it has no effect but a warning.
     """
 
     name: str = ""
@@ -130,7 +130,7 @@ class Option:
     bare: bool = False
     required: bool = False
     live: bool = False
-    pending: Literal["", "ignored", "refused"] = ""
+    pending: bool = False
 
     def limits_error(self, value: Value) -> str:
         """Why ``value`` (one element of a list) is out of bounds, or an empty string."""

@@ -98,9 +98,8 @@ an integer means milliseconds. Lists are repeated flags, or an array in the file
 value ends the start with one line that names it, before anything is opened: status 2 for the form
 of the command line, 1 for a value.
 
-*Not supported yet*: accepted for the sake of existing configurations, with a warning at the start;
-settings that protect (certificates, required TLS, AUTH) are refused instead, since starting without
-the protection asked for would be worse than not starting."""
+*Not supported yet*: accepted for the sake of existing configurations, with a warning at the
+start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,19 +174,19 @@ _IDLE_KEYS = ("verbose", "worker_id", "version", "config")
 
 
 def _pending(given: Mapping[str, Given]) -> list[str]:
-    """A line for each setting whose feature is not built; ConfigError if it is to protect.
+    """A line for each setting whose feature is not built.
 
     A default, or an empty or false value, asks for nothing.
     """
     warnings = []
     for known in _OPTIONS:
         setting = given.get(known.name)
-        if not known.pending or setting is None or setting.value in (known.default, "", False):
-            continue
-        if known.pending == "refused":
-            reason = f"{setting.written} is not supported yet: refusing to start unprotected"
-            raise ConfigError(setting.written, setting.value, reason)
-        warnings.append(f"not supported yet: {setting.written} has no effect")
+        if (
+            known.pending
+            and setting is not None
+            and setting.value not in (known.default, "", False)
+        ):
+            warnings.append(f"not supported yet: {setting.written} has no effect")
     return warnings
 
 

@@ -501,14 +501,7 @@ class DiskQueue:
         paths = [segment.path]
         if segment.journal.file is not None or segment.acked is not None:
             paths.append(segment.journal.path)
-        for file in (segment.file, segment.journal.file):
-            if file is not None:
-                self._unsynced.pop(file, None)
-                if file in self._syncing:
-                    self._retired.append(file)
-                else:
-                    self._listener.note_unlinked(file)
-        segment.file = segment.journal.file = None
+        self._hand_off(segment)
         for path in paths:
             try:
                 self._files.remove(path)
@@ -567,13 +560,7 @@ class DiskQueue:
     def abandon(self) -> None:
         """Forget every record and let go of the files, which are for somebody else to remove."""
         for segment in self._segments:
-            for file in (segment.file, segment.journal.file):
-                if file is not None:
-                    self._unsynced.pop(file, None)
-                    if file in self._syncing:
-                        self._retired.append(file)
-                    else:
-                        self._listener.note_unlinked(file)
+            self._hand_off(segment)
         self._segments = []
         self._resting = {}
         self.on_drained = None
@@ -593,6 +580,17 @@ class DiskQueue:
             elif holder.file is not None:
                 holder.file.close()
                 holder.file = None
+
+    def _hand_off(self, segment: Segment) -> None:
+        """The files of a segment that is or will be deleted are the listener's to close."""
+        for file in (segment.file, segment.journal.file):
+            if file is not None:
+                self._unsynced.pop(file, None)
+                if file in self._syncing:
+                    self._retired.append(file)
+                else:
+                    self._listener.note_unlinked(file)
+        segment.file = segment.journal.file = None
 
     def _retire(self, file: File) -> None:
         # A descriptor that a sync in another thread is using must not be closed under it.

@@ -4,9 +4,10 @@ message that arrives twice was delivered twice."""
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nsqpy.protocol import requests
 from tests.chaos.ledger import ChannelBook, Ledger, body_of, make_key
@@ -14,6 +15,8 @@ from tests.chaos.target import Target
 from tests.chaos.wire import HTTPConnection, TCPConnection, http_post
 
 __all__ = ["publish_by_http", "publish_by_tcp"]
+
+C = TypeVar("C", TCPConnection, HTTPConnection)
 
 _RECONNECT_SECONDS = 0.01
 _BURST_MAX = 8
@@ -118,25 +121,15 @@ async def publish_by_tcp(
 ) -> None:  # fmt: skip
     """Bursts of PUB, MPUB and DPUB, sent together and answered one by one."""
     author, pace = _Author(number, ledger, rng), _Pace(target, ledger, rng, backlog_max)
-    while not stop.is_set():
-        life = target.lives.now
-        try:
-            connection = await TCPConnection.open(target.tcp_port)
-        except (OSError, EOFError):
-            await asyncio.sleep(_RECONNECT_SECONDS)
-            continue
-        try:
-            while not stop.is_set():
-                burst = [author.tcp() for _ in range(rng.randint(1, _BURST_MAX))]
-                connection.writer.write(b"".join([publish.request for publish in burst]))
-                for publish in burst:
-                    answer = await connection.answer()
-                    _note(publish, answer.ok, life, target, ledger)
-                await pace.wait(life, stop)
-        except (OSError, EOFError):
-            pass
-        finally:
-            connection.close()
+
+    async def exchange(connection: TCPConnection, life: int) -> None:
+        burst = [author.tcp() for _ in range(rng.randint(1, _BURST_MAX))]
+        connection.writer.write(b"".join([publish.request for publish in burst]))
+        for publish in burst:
+            answer = await connection.answer()
+            _note(publish, answer.ok, life, target, ledger)
+
+    await _publish(lambda: TCPConnection.open(target.tcp_port), exchange, target, pace, stop)
 
 
 async def publish_by_http(
@@ -145,18 +138,33 @@ async def publish_by_http(
 ) -> None:  # fmt: skip
     """``/pub``, with and without a delay, and ``/mpub``, one after the other."""
     author, pace = _Author(number, ledger, rng), _Pace(target, ledger, rng, backlog_max)
+
+    async def exchange(connection: HTTPConnection, life: int) -> None:
+        publish = author.http()
+        answer = await connection.call(publish.request)
+        _note(publish, answer.ok, life, target, ledger)
+
+    await _publish(lambda: HTTPConnection.open(target.http_port), exchange, target, pace, stop)
+
+
+async def _publish(
+    open_connection: Callable[[], Awaitable[C]],
+    exchange: Callable[[C, int], Awaitable[None]],
+    target: Target,
+    pace: _Pace,
+    stop: asyncio.Event,
+) -> None:
+    """Exchange after exchange, on one connection after the other, until ``stop``."""
     while not stop.is_set():
         life = target.lives.now
         try:
-            connection = await HTTPConnection.open(target.http_port)
+            connection = await open_connection()
         except (OSError, EOFError):
             await asyncio.sleep(_RECONNECT_SECONDS)
             continue
         try:
             while not stop.is_set():
-                publish = author.http()
-                answer = await connection.call(publish.request)
-                _note(publish, answer.ok, life, target, ledger)
+                await exchange(connection, life)
                 await pace.wait(life, stop)
         except (OSError, EOFError):
             pass
