@@ -6,12 +6,20 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from nsqpy.protocol import requests
 from tests.e2e.daemon import DEADLINE_SECONDS, Daemon, wait_until
 
-__all__ = ["MAGIC", "Frame", "HealthyClient", "Peer", "memory_bytes", "settled_memory_bytes"]
+__all__ = [
+    "MAGIC",
+    "Frame",
+    "Healthy",
+    "HealthyClient",
+    "Peer",
+    "memory_bytes",
+    "settled_memory_bytes",
+]
 
 MAGIC = requests.MAGIC
 ERROR, MESSAGE = 1, 2
@@ -20,6 +28,10 @@ ERROR, MESSAGE = 1, 2
 class Frame(NamedTuple):
     type: int
     data: bytes
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 class Peer:
@@ -125,13 +137,12 @@ class Peer:
         return bool(data)
 
 
-class HealthyClient:
-    """A publisher and consumer that goes on all the while, and notes how long it waited."""
+class Healthy:
+    """Does ``round`` all the while, beside whatever is done to the server, and notes how long
+    each took. ``peer`` is its connection."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._peer = Peer(daemon.tcp_address)
-        self._peer.send(MAGIC, requests.sub("healthy", "c"), requests.rdy(1))
-        assert self._peer.frame() == Frame(0, b"OK")
+    def __init__(self, peer: Closable) -> None:
+        self._connection = peer
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -150,7 +161,7 @@ class HealthyClient:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self._peer.close()
+        self._connection.close()
         if self._failure is not None:
             raise self._failure
 
@@ -160,8 +171,31 @@ class HealthyClient:
         wait_until(lambda: self.rounds >= goal or self._failure, "a healthy client to be served")
 
     def round(self) -> None:
+        """One exchange; raises what was not as it should be."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(0.01):
+                started = time.monotonic()
+                self.round()
+                self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
+                self.rounds += 1
+        except BaseException as error:  # raised again where the client is left
+            self._failure = error
+
+
+class HealthyClient(Healthy):
+    """A publisher and consumer."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._peer = Peer(daemon.tcp_address)
+        super().__init__(self._peer)
+        self._peer.send(MAGIC, requests.sub("healthy", "c"), requests.rdy(1))
+        assert self._peer.frame() == Frame(0, b"OK")
+
+    def round(self) -> None:
         """Publish, receive, finish."""
-        started = time.monotonic()
         body = b"%d" % self.rounds
         self._peer.send(requests.pub("healthy", body))
         found = {self._peer.frame(), self._peer.frame()} - {Frame(0, b"OK")}
@@ -169,15 +203,6 @@ class HealthyClient:
         assert message is not None
         assert (message.type, message.data[26:]) == (MESSAGE, body)
         self._peer.send(requests.fin(message.data[10:26]))
-        self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
-        self.rounds += 1
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(0.01):
-                self.round()
-        except BaseException as error:  # raised again where the client is left
-            self._failure = error
 
 
 def memory_bytes(daemon: Daemon) -> int:

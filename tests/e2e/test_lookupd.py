@@ -3,12 +3,8 @@
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
@@ -22,8 +18,8 @@ from nsqpy.protocol.lookup import (
     register,
     unregister,
 )
-from tests.e2e.daemon import Daemon, wait_until
-from tests.e2e.peer import Peer, memory_bytes
+from tests.e2e.daemon import Daemon
+from tests.e2e.peer import Healthy, Peer, memory_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -66,56 +62,22 @@ class LookupPeer(Peer):
         return found
 
 
-class HealthyDaemon:
-    """Registers, is looked up and unregisters all the while, and notes how long that took."""
+class HealthyDaemon(Healthy):
+    """Registers, is looked up and unregisters."""
 
     def __init__(self, lookupd: Daemon) -> None:
         self._lookupd = lookupd
         self._peer = LookupPeer(lookupd.tcp_address)
+        super().__init__(self._peer)
         self._peer.send(IDENTIFIED)
         assert self._peer.reply()
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self.rounds = 0
-        self.longest_seconds = 0.0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._peer.close()
-        if self._failure is not None:
-            raise self._failure
-
-    def served_again(self, times: int = 1) -> None:
-        goal = self.rounds + times
-        wait_until(lambda: self.rounds >= goal or self._failure, "a healthy client to be served")
-
-    def _round(self) -> None:
-        started = time.monotonic()
+    def round(self) -> None:
         for command, count in ((register("healthy"), 1), (unregister("healthy"), 0)):
             self._peer.send(command)
             assert self._peer.reply() == b"OK"
             found = self._lookupd.request("/lookup?topic=healthy").json
             assert len(found["producers"]) == count
-        self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
-        self.rounds += 1
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(0.01):
-                self._round()
-        except BaseException as error:  # raised again where the client is left
-            self._failure = error
 
 
 @pytest.fixture(scope="module")
