@@ -10,7 +10,7 @@ from nsqpy.errors import ConfigError, TransformError
 from nsqpy.net.tls import ClientTLS, ServerTLS, TLSStage, iana_name
 from tests.certificates import Certificates, Pair
 
-BODIES = [b"a", bytes(200_000), b"z" * 16_384]
+BODIES = [b"a", b"what nobody on the way may read", bytes(200_000), b"z" * 16_384]
 
 
 def server_tls(
@@ -69,7 +69,8 @@ class TestStage:
         for near, far in ((client, server), (server, client)):
             for body in BODIES:
                 wire = near.encode(body)
-                assert body not in wire
+                if len(body) >= 16:  # a shorter one may stand in the ciphertext by chance
+                    assert body not in wire
                 far.feed(wire)
                 assert drained(far) == body
             assert far.read(10) == b""
