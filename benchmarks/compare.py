@@ -39,6 +39,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _LISTENING = re.compile(r"\b(TCP|HTTP): listening on (\S+)")
 _START_SECONDS = 20.0
 _LOG_LINES = 40
+_TABLE_WIDTH = 96
 _TOPIC = "bench"
 YARDSTICK, DAEMON = "yardstick", "nsqpy"
 
@@ -355,6 +356,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(_as_json(rounds, options, others) + "\n")
         return 0
     console = Console()
+    console.width = max(console.width, _TABLE_WIDTH)  # into a file too, where it would be 80
     console.print(_table(rounds, options))
     console.print(
         f"{os.cpu_count()} processors, shared with the load; something else used {others:.0%} "
