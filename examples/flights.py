@@ -417,7 +417,7 @@ def show(
     command = Path(sys.executable).parent / "nsqpy"
     shown = command.relative_to(_ROOT) if command.is_relative_to(_ROOT) else command
     for line in (
-        f"{shown} nsqd --data-path=/tmp",
+        f"{shown} up &",
         "curl -d 'hello world' 'http://127.0.0.1:4151/pub?topic=greetings'",
         f"{shown} tail --topic=greetings --nsqd-tcp-address=127.0.0.1:4150",
         "curl 'http://127.0.0.1:4151/stats'",

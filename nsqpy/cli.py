@@ -115,7 +115,7 @@ subcommands:
 {rows}
 examples:
   nsqpy up
-  nsqpy nsqd --data-path=/tmp
+  nsqpy nsqd --data-path=/var/lib/nsqpy
   echo hello | nsqpy pub --topic=greetings --nsqd-tcp-address=127.0.0.1:4150
   nsqpy tail --topic=greetings --nsqd-tcp-address=127.0.0.1:4150
 

@@ -25,7 +25,7 @@ _INTRO = """
 
 examples:
   {program}
-  {program} --data-path=/tmp/nsq
+  {program} --data-path=queues
   {program} --nsqd-tcp-address=127.0.0.1:5150 --nsqd-http-address=127.0.0.1:5151
 
 then, in another terminal:

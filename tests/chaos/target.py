@@ -3,22 +3,18 @@ on the same ports and data."""
 
 import asyncio
 import os
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos.ledger import Lives
+from tests.ports import free_ports
 
 __all__ = ["ChaosError", "Target"]
 
 LOG_LINES = 40
 START_SECONDS = 30.0
-# Below every system's ephemeral ports: while nobody listens, a client that tries to connect to
-# an ephemeral port may be given that port as its own, and then talk to itself.
-_PORTS = range(20_000, 30_000)
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,7 +28,7 @@ class Target:
     def __init__(
         self, command: Sequence[str], data_path: Path, log_path: Path, lives: Lives
     ) -> None:
-        self.tcp_port, self.http_port = _free_ports(2)
+        self.tcp_port, self.http_port = free_ports(2)
         self.data_path = data_path
         self.lives = lives
         self.recoveries_s: list[float] = []
@@ -111,18 +107,3 @@ class Target:
             if time.monotonic() > deadline:
                 raise ChaosError(f"no publish was acknowledged {START_SECONDS:g} s after the start")
             await asyncio.sleep(0.005)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has now."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise ChaosError("no free ports")

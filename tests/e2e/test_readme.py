@@ -2,15 +2,14 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -22,23 +21,20 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
-def at_addresses_of(nsqd: Daemon, text: str) -> str:
-    """The text with the real daemon's addresses in the place of the default ones."""
-    return text.replace("127.0.0.1:4150", nsqd.tcp_address).replace(
-        "127.0.0.1:4151", nsqd.http_address
-    )
+def at(tcp_address: str, http_address: str, text: str) -> str:
+    """The text with these addresses in the place of the default ones."""
+    return text.replace("127.0.0.1:4150", tcp_address).replace("127.0.0.1:4151", http_address)
 
 
-def test_the_shell_block(start_nsqd: StartDaemon) -> None:
+def test_the_shell_block(tmp_path: Path) -> None:
     (block,) = blocks("sh")
-    first, rest = block.split("\n", 1)
-    # The fixture starts the daemon, on ports and with data of its own.
-    words = shlex.split(first.rstrip("& "))
-    assert words[:2] == ["nsqpy", "nsqd"]
-    flags = [word for word in words[2:] if not word.startswith("--data-path=")]
-    nsqd = start_nsqd(*flags)
+    tcp_address, http_address = (f"127.0.0.1:{port}" for port in free_ports(2))
+    addresses = f"--tcp-address={tcp_address} --http-address={http_address}"
+    assert block.count("nsqpy nsqd ") == 1
+    script = at(tcp_address, http_address, block.replace("nsqpy nsqd ", f"nsqpy nsqd {addresses} "))
     result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", at_addresses_of(nsqd, rest)],
+        ["bash", "-euo", "pipefail", "-c", f"trap 'kill $(jobs -p); wait' EXIT\n{script}"],
+        cwd=tmp_path,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -55,7 +51,7 @@ def test_the_shell_block(start_nsqd: StartDaemon) -> None:
 def test_the_python_block(nsqd: Daemon) -> None:
     (block,) = blocks("python")
     result = subprocess.run(
-        [sys.executable, "-c", at_addresses_of(nsqd, block)],
+        [sys.executable, "-c", at(nsqd.tcp_address, nsqd.http_address, block)],
         cwd=ROOT,
         capture_output=True,
         text=True,
