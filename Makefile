@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 .PHONY: help
 help: ## say what can be made
 	@echo "usage: make TARGET"
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: $(STAMPS)/demo ## publish 336,776 real flights, consume them three times, check every count
@@ -33,7 +33,7 @@ pytest: $(STAMPS)/dev $(NODE_MODULES)/.stamp
 
 .PHONY: unit
 unit: $(STAMPS)/dev ## the tests that start no process
-	@$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/interop $(ARGS)
+	@$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/interop --ignore=tests/spark $(ARGS)
 
 .PHONY: e2e
 e2e: $(STAMPS)/dev ## the tests of the daemon as a process
@@ -42,6 +42,10 @@ e2e: $(STAMPS)/dev ## the tests of the daemon as a process
 .PHONY: interop
 interop: $(STAMPS)/dev $(NODE_MODULES)/.stamp ## the tests with clients that others wrote
 	@$(BIN)/python -m pytest tests/interop $(ARGS)
+
+.PHONY: spark
+spark: $(STAMPS)/dev ## the tests with a Spark session, a cluster and Spark Connect
+	@$(BIN)/python -m pytest tests/spark $(ARGS)
 
 .PHONY: bench
 bench: $(STAMPS)/demo ## measure the daemon against the least possible server, by turns: two minutes
@@ -95,7 +99,7 @@ lock: $(STAMPS)/dev ## write the installed versions down in constraints.txt
 
 .PHONY: clean
 clean: ## remove everything that was made
-	rm -rf $(VENV) $(NODE_MODULES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NODE_MODULES) demo-output build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
