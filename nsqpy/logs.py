@@ -25,7 +25,7 @@ _LOGGING_LEVELS = dict(
     )
 )
 _PRINTED = {logging.CRITICAL: "FATAL"}
-_PACKAGES = ("nsqpy", "nsqpy_lookupd", "nsqpy_admin")
+_PACKAGES = ("nsqpy", "nsqpy_lookupd")
 
 
 class LogFormat(StrEnum):
