@@ -1,4 +1,4 @@
-"""What the README tells a reader to type, typed."""
+"""What the README and the page on leases tell a reader to type, typed."""
 
 import os
 import re
@@ -15,10 +15,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+LEASES = (ROOT / "docs" / "leases.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def at(tcp_address: str, http_address: str, text: str) -> str:
@@ -59,6 +60,26 @@ def test_the_python_block(nsqd: Daemon) -> None:
         check=False,
     )
     assert (result.returncode, result.stdout) == (0, "one cup of tea\n"), result.stderr
+
+
+def test_the_calls_of_leases(nsqd: Daemon, tmp_path: Path) -> None:
+    (block,) = blocks("sh", LEASES)
+    for what in ("topic/create?topic=orders", "channel/create?topic=orders&channel=lake"):
+        assert nsqd.request(f"/{what}", b"").status == 200
+    nsqd.publish("orders", b"tea", b"cake")
+    script = at(nsqd.tcp_address, nsqd.http_address, block.replace("curl ", "curl -sf "))
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert '"count":2' in result.stdout
+    assert result.stdout.endswith('{"leases":{"job-7":{"state":"committed"}}}')
+    assert (tmp_path / "job-7.blocks").read_bytes().endswith(b"cake")
 
 
 def test_every_make_target_named_exists() -> None:
