@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, StrEnum
 from hashlib import md5
+from ipaddress import ip_address
 
 from nsqpy.clock import SECOND
 from nsqpy.logs import LogFormat, level_number, parse_level
@@ -499,13 +500,14 @@ class NsqdConfig:
 def split_address(address: str) -> tuple[str, int] | None:
     """Host and port; None for the path of a Unix socket. An empty host is every interface.
 
-    What has a slash, or no colon, is a path.
+    What has a slash is a path, and so is what has no colon, unless it is a host or a port whose
+    other half was forgotten.
 
     Raises:
         ValueError: neither. The text fits behind the address.
     """
     host, colon, port = address.rpartition(":")
-    if "/" in address or (address and not colon and not port.isdecimal()):
+    if "/" in address or (address and not colon and not _is_half(address)):
         return None
     bare_host = host.removeprefix("[").removesuffix("]")
     if not colon or (":" in host and bare_host == host):
@@ -513,6 +515,13 @@ def split_address(address: str) -> tuple[str, int] | None:
     if not (port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
         raise ValueError(f"must end in a port, 0 to {_PORT_MAX}")
     return bare_host, int(port)
+
+
+def _is_half(word: str) -> bool:
+    try:
+        return word == "localhost" or word.isdecimal() or bool(ip_address(word))
+    except ValueError:
+        return False
 
 
 def default_node_id(hostname: str) -> int:

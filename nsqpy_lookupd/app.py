@@ -26,7 +26,7 @@ from nsqpy.net.runner import raise_file_limit, run
 from nsqpy.options import FlagError, refuse
 from nsqpy.protocol.lookup import PeerInfo, identify_reply
 from nsqpy.version import NSQ_VERSION
-from nsqpy_lookupd.config import LookupdConfig, load, version_line
+from nsqpy_lookupd.config import NSQLOOKUPD, LookupdConfig, load
 from nsqpy_lookupd.http_api import HTTPApi
 from nsqpy_lookupd.metrics import Metrics
 from nsqpy_lookupd.registry import Registry
@@ -112,7 +112,7 @@ class Lookupd:
         Raises:
             ListenError: nothing is left open.
         """
-        log.info(version_line())
+        log.info(NSQLOOKUPD.version_line)
         for warning in self._warnings:
             log.warning(warning)
         try:

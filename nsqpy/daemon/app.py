@@ -37,7 +37,7 @@ from nsqpy.logs import configure
 from nsqpy.net.listeners import Listener, listen_error, listen_tcp, listen_unix
 from nsqpy.net.runner import raise_file_limit, run
 from nsqpy.options import FlagError, refuse
-from nsqpy.startup import exposure_warnings, load, startup_failure, version_line
+from nsqpy.startup import NSQD, exposure_warnings, load, startup_failure
 from nsqpy.storage.files import DirLock, OSFiles
 
 __all__ = ["Nsqd", "StartError", "main"]
@@ -121,7 +121,7 @@ class Nsqd:
         Raises:
             ListenError, StartError, StorageError: nothing is left open.
         """
-        log.info(version_line())
+        log.info(NSQD.version_line)
         log.info("ID: %d", self._config.node_id)
         for warning in self._warnings:
             log.warning(warning)

@@ -121,7 +121,10 @@ def test_addresses(address: str, parts: tuple[str, int] | None) -> None:
     assert split_address(address) == parts
 
 
-@pytest.mark.parametrize("address", ["", "4150", "host:", "host:http", "host:65536", "::1:4150"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "4150", "127.0.0.1", "localhost", "host:", "host:http", "host:65536", "::1:4150"],
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match=r"^must (be host:port|end in a port)"):
         split_address(address)

@@ -8,7 +8,8 @@ import pytest
 from nsqpy.clock import SECOND
 from nsqpy.errors import ConfigError
 from nsqpy.options import FlagError
-from nsqpy_lookupd.config import Loaded, LookupdConfig, load
+from nsqpy.settings import Loaded
+from nsqpy_lookupd.config import LookupdConfig, load
 
 
 def holding(content: str | bytes) -> Callable[[Path], bytes]:
@@ -19,7 +20,7 @@ def holding(content: str | bytes) -> Callable[[Path], bytes]:
     return read_file
 
 
-def loaded(*arguments: str, file: str | bytes = "") -> Loaded:
+def loaded(*arguments: str, file: str | bytes = "") -> Loaded[LookupdConfig]:
     flags = ["--config=n.toml", *arguments] if file else arguments
     return load(flags, holding(file))
 

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+from nsqpy.options import markdown_table
 from nsqpy.protocol.lookup import ALLOWED_STATES, State
-from nsqpy_lookupd.config import flags_table
+from nsqpy_lookupd.config import NSQLOOKUPD
 from tests.unit.test_docs import section, tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -12,7 +13,7 @@ PAGE = (ROOT / "docs" / "nsqlookupd.md").read_text()
 
 
 def test_the_table_of_flags() -> None:
-    assert flags_table() in PAGE
+    assert markdown_table(NSQLOOKUPD.all_options) in PAGE
 
 
 def test_the_table_of_commands() -> None:
