@@ -182,7 +182,13 @@ class Nsqd:
         self._broker.config = self._with_real_ports(listener.port)
         self._lookups.start()
         if config.statsd_address:
-            self._reporter = Reporter(self._broker, self._clock, self._http.read_memory)
+            lookups = self._lookups
+            self._reporter = Reporter(
+                self._broker,
+                self._clock,
+                self._http.read_memory,
+                lambda: lookups.announced_address,
+            )
             self._reporter.start()
 
     def _tls_context(self) -> ssl.SSLContext | None:

@@ -37,6 +37,7 @@ from nsqpy.daemon.lease_api import LeaseAPI
 from nsqpy.daemon.lookup import Lookups
 from nsqpy.daemon.memory import MemoryMeter
 from nsqpy.daemon.metrics import Metrics
+from nsqpy.daemon.statsd import expanded_prefix
 from nsqpy.errors import ConfigError, NSQError, StorageError
 from nsqpy.logs import set_level
 from nsqpy.names import is_valid_name
@@ -268,6 +269,9 @@ class HTTPApi:
         shown = config_value(config, name)
         if shown is None:
             raise HTTPError(400, "INVALID_OPTION")
+        if name == "statsd_prefix":  # as it is in use, which dashboards ask for
+            host, port = self._lookups.announced_address, config.broadcast_http_port
+            shown = expanded_prefix(shown, host, port)
         # The level is text in the file but a number here, as in the original.
         is_text = isinstance(getattr(config, name, None), str) and name != "log_level"
         return text_reply(shown) if is_text else json_reply(shown.encode())

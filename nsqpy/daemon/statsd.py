@@ -105,19 +105,23 @@ class StatsdReport(StatsClientBase):  # type: ignore[misc]
 
 
 class Reporter:
-    """Sends a report every interval, until it is stopped. ``memory`` is asked for each."""
+    """Sends a report every interval, until it is stopped. ``memory`` is asked for each, and
+    ``host``, the name by which this node is known."""
 
     def __init__(
         self,
         broker: "Broker",
         clock: Clock,
         memory: Callable[[], "MemoryStats"],
+        host: Callable[[], str],
         *,
         interval_min_s: float = _INTERVAL_MIN_S,
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._memory = memory
+        self._host = host
+        self._failure = ""  # the last one, while it lasts
         self._last: dict[str, int] = {}
         self._interval_s = max(broker.config.statsd_interval_ns / SECOND, interval_min_s)
         self._stopping = asyncio.Event()
@@ -141,8 +145,16 @@ class Reporter:
                 await self._report()
             except Exception as error:
                 # Figures are lost, no message is.
-                log.error("STATSD: failed to report - %s", error)
+                self._note_failure(str(error) or repr(error))
+            else:
+                self._failure = ""
             due_s = max(due_s + self._interval_s, loop.time())
+
+    def _note_failure(self, why: str) -> None:
+        """Said once while it lasts: the next report fails for the same reason."""
+        if why != self._failure:
+            self._failure = why
+            log.error("STATSD: sending to %s failed - %s", self._broker.config.statsd_address, why)
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:
@@ -164,17 +176,12 @@ class Reporter:
         with socket.socket(family, kind, protocol) as sender:
             sender.setblocking(False)
             for datagram in datagrams:
-                try:
-                    sender.sendto(datagram, address)
-                except OSError as error:
-                    log.error("STATSD: sending to %s failed - %s", config.statsd_address, error)
-                    return
+                sender.sendto(datagram, address)
                 await self._stopped_within(pause_s)
 
     async def _lines(self, config: "NsqdConfig") -> list[bytes]:
         """One report, of so many topics between two waits."""
-        port = config.broadcast_http_port
-        prefix = expanded_prefix(config.statsd_prefix, config.broadcast_address, port)
+        prefix = expanded_prefix(config.statsd_prefix, self._host(), config.broadcast_http_port)
         report = StatsdReport(prefix, self._last)
         exclude = config.statsd_exclude_ephemeral
         quantiles = config.e2e_processing_latency_percentiles

@@ -435,6 +435,7 @@ class TestConfig:
             ("tls_min_version", b"771", "application/json"),
             ("broadcast_address", b"node.example", "text/plain"),
             ("log_prefix", b"[nsqd] ", "text/plain"),
+            ("statsd_prefix", b"nsq.node_example_0.", "text/plain"),
         ],
     )
     async def test_is_read(self, http: HTTPConnection, name: str, shown: bytes, kind: str) -> None:

@@ -54,7 +54,6 @@ class Daemon:
             node_id=1,
             statsd_address=address,
             statsd_interval_ns=SECOND // 20,
-            broadcast_address="10.0.0.1",
             broadcast_http_port=24151,
         )
         self.clock = SystemClock()
@@ -66,7 +65,9 @@ class Daemon:
             start=self.clock.now(),
         )
         memory = MemoryStats(heap_objects=7, gc_total_runs=3)
-        self.reporter = Reporter(self.broker, self.clock, lambda: memory, interval_min_s=0.05)
+        self.reporter = Reporter(
+            self.broker, self.clock, lambda: memory, lambda: "10.0.0.1", interval_min_s=0.05
+        )
 
     def publish(self, topic: str, *bodies: bytes) -> None:
         self.broker.publish(topic, list(bodies))
@@ -175,6 +176,27 @@ async def test_nobody_listens_and_nothing_ends(tmp_path: Path) -> None:
     assert daemon.reporter._task is not None
     assert not daemon.reporter._task.done()
     await daemon.stop()
+
+
+async def test_a_failure_is_said_once_while_it_lasts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Daemon(tmp_path, "nowhere.invalid:8125")
+    reports = 0
+
+    def host() -> str:
+        nonlocal reports
+        reports += 1
+        return "10.0.0.1"
+
+    daemon.reporter._host = host
+    daemon.reporter.start()
+    async with asyncio.timeout(10):
+        while reports < 4:  # noqa: ASYNC110 - nobody tells that one is done
+            await asyncio.sleep(0.01)
+    await daemon.stop()
+    (line,) = [record.message for record in caplog.records if "STATSD" in record.message]
+    assert line.startswith("STATSD: sending to nowhere.invalid:8125 failed - ")
 
 
 @pytest.mark.parametrize(
