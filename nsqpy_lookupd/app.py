@@ -147,7 +147,7 @@ class Lookupd:
         self._directory.identity = identify_reply(identity)
         self._connections.wake()
 
-    async def wait_failed(self) -> None:
+    async def wait_ended(self) -> None:
         """Never: a fault in one connection's work ends that connection only."""
         await asyncio.get_running_loop().create_future()
 

@@ -259,7 +259,7 @@ class Nsqd:
             broadcast_http_port=config.broadcast_http_port or http_port,
         )
 
-    async def wait_failed(self) -> None:
+    async def wait_ended(self) -> None:
         """Return when it has been drained; raise what made it unable to go on."""
         assert self._drain is not None
         drained = asyncio.ensure_future(self._drain.ended.wait())
@@ -300,7 +300,7 @@ class Nsqd:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, drain.hasten)
             with suppress(Exception):  # a turn that fails meanwhile is logged
-                await self.wait_failed()
+                await self.wait_ended()
         await drain.stop()
 
     async def _stop_listening(self) -> None:

@@ -1,6 +1,7 @@
 """Running a service: the loop, the signals, an ordered stop. Used by every daemon."""
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import resource
@@ -14,6 +15,7 @@ __all__ = ["Reloadable", "Service", "raise_file_limit", "run"]
 
 log = logging.getLogger(__name__)
 
+_STDERR = 2
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -22,7 +24,7 @@ class Service(Protocol):
 
     async def start(self) -> None: ...
 
-    async def wait_failed(self) -> None:
+    async def wait_ended(self) -> None:
         """Return when the service has ended by itself; raise why if it cannot go on."""
 
     async def stop(self) -> None: ...
@@ -39,7 +41,8 @@ def run(make: Callable[[], Awaitable[Service]]) -> int:
     """Run a service until SIGINT, SIGTERM or its own end; the exit code: 0 after a clean stop,
     else 1.
 
-    Signals during the stop are ignored. SIGUSR1, SIGUSR2 and SIGPIPE never end the process.
+    Signals during the stop are ignored. SIGUSR1, SIGUSR2 and SIGPIPE never end the process;
+    SIGQUIT prints every thread's stack, also when the loop hangs, and it goes on.
     """
     return uvloop.run(_run(make))
 
@@ -51,6 +54,7 @@ async def _run(make: Callable[[], Awaitable[Service]]) -> int:
         loop.add_signal_handler(number, stop.set)
     for number in _IGNORED:
         loop.add_signal_handler(number, _ignore)
+    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
     service = await make()
     await service.start()
     if isinstance(service, Reloadable):
@@ -60,14 +64,14 @@ async def _run(make: Callable[[], Awaitable[Service]]) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    failed = asyncio.ensure_future(service.wait_failed())
+    ended = asyncio.ensure_future(service.wait_ended())
     stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     code = 0
-    if not failed.done():
-        failed.cancel()
-    elif (error := failed.exception()) is not None:
+    if not ended.done():
+        ended.cancel()
+    elif (error := ended.exception()) is not None:
         log.critical("cannot go on - %s", error)
         code = 1
     try:

@@ -158,8 +158,8 @@ class _Both:
         sys.stdout.write("Ctrl-C stops it; 'nsqpy up --help' has commands to try\n")
         sys.stdout.flush()
 
-    async def wait_failed(self) -> None:
-        await self._nsqd.wait_failed()
+    async def wait_ended(self) -> None:
+        await self._nsqd.wait_ended()
 
     async def stop(self) -> None:
         """Raises StorageError: something could not be stored."""

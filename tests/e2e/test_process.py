@@ -1,5 +1,6 @@
 """The daemon as an operator meets it: started, stopped, killed, started again."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,9 @@ def test_a_second_daemon_on_the_same_data_is_refused(start_nsqd: StartDaemon) ->
     with pytest.raises(AssertionError, match="the daemon ended with 1"):
         second.start()
     assert first.request("/ping").text == "OK"
+
+
+def test_sigquit_shows_what_every_thread_does(nsqd: Daemon) -> None:
+    nsqd.send_signal(signal.SIGQUIT)
+    nsqd.wait(lambda: "Current thread 0x" in nsqd.log and "runner.py" in nsqd.log, "the stacks")
+    assert nsqd.request("/ping").text == "OK"
