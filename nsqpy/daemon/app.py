@@ -121,10 +121,6 @@ class Nsqd:
         Raises:
             ListenError, StartError, StorageError: nothing is left open.
         """
-        log.info(NSQD.version_line)
-        log.info("ID: %d", self._config.node_id)
-        for warning in self._warnings:
-            log.warning(warning)
         try:
             await self._start()
         except BaseException:
@@ -140,7 +136,10 @@ class Nsqd:
             self._gatekeeper = make_gatekeeper(config, self._clock)
         except ConfigError as error:
             raise StartError(str(error)) from error
-        for warning in exposure_warnings(config):
+        # Behind what refuses the start with one line.
+        log.info(NSQD.version_line)
+        log.info("ID: %d", config.node_id)
+        for warning in (*self._warnings, *exposure_warnings(config)):
             log.warning(warning)
         self._turn = Turn(loop, self._clock)
         now = self._clock.now()

@@ -64,6 +64,8 @@ def test_a_second_daemon_on_the_same_data_is_refused(start_nsqd: StartDaemon) ->
     second = Daemon(first.data_path)
     with pytest.raises(AssertionError, match="the daemon ended with 1"):
         second.start()
+    (line,) = second.log.splitlines()
+    assert " FATAL: failed to instantiate nsqd - " in line
     assert first.request("/ping").text == "OK"
 
 
