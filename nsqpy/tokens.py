@@ -86,6 +86,9 @@ class TokenBook:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    def __contains__(self, name: str) -> bool:
+        return any(token.name == name for token in self._tokens.values())
+
     def find(self, secret: bytes) -> Token | None:
         """The token whose secret this is.
 

@@ -93,7 +93,7 @@ class DeadLetterPolicy:
             ConfigError: an unknown key, a value of the wrong kind or out of range.
         """
         if not isinstance(document, dict):
-            raise ConfigError("config", document, "must be a JSON object")
+            raise ConfigError("config", document, "the body must be a JSON object")
         for key in document.keys() - _KEYS:
             raise ConfigError(key, document[key], f"{key} is not one of {', '.join(_KEYS)}")
         default = cls()

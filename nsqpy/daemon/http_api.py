@@ -292,8 +292,10 @@ class HTTPApi:
                 self._access.require(request, Role.ADMIN, policy.dead_letter_topic)
             with _refusals():
                 self._broker.set_channel_config(topic, channel, policy)
-        except (ConfigError, ValueError, RecursionError) as error:
+        except ConfigError as error:
             raise HTTPError(400, f"INVALID_CONFIG {error}") from None
+        except (ValueError, RecursionError):
+            raise HTTPError(400, "INVALID_CONFIG the body must be a JSON object") from None
         return await self._get_channel_config(request)
 
     async def _redrive(self, request: Request) -> Reply:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nsqpy.core.layout import Layout
-from nsqpy.errors import StorageError
+from nsqpy.errors import NSQError, StorageError
 from nsqpy.message import Batch
 from nsqpy.storage.files import DirLock, File, OSFiles
 from nsqpy.storage.salvage import Found, holds_messages, salvage
@@ -19,6 +19,7 @@ __all__ = [
     "Damage",
     "Found",
     "GivenBack",
+    "IncompleteExport",
     "export_original",
     "message_files",
     "salvage_file",
@@ -42,23 +43,45 @@ def take_over(root: str, *, body_max_bytes: int, segment_max_bytes: int, wall_ns
     takeover.run(wall_ns)
 
 
+class IncompleteExport(NSQError):
+    """An export that was begun and could not be ended."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(target, reason)
+        self.target = target
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.target} is not complete: remove it before the next try"
+
+
 def export_original(source: str, target: str, max_bytes_per_file: int) -> Iterator[GivenBack]:
     """Write what ``source`` owes into ``target`` as the original does; see ``give_back``.
 
     Raises:
-        StorageError: a daemon runs on ``source``, or ``target`` is not empty.
-        OSError: anything else.
+        StorageError: there is no ``source``, a daemon runs on it, or ``target`` is not empty.
+            Nothing was written.
+        IncompleteExport: anything else.
     """
     try:
         lock = DirLock(source)
     except BlockingIOError as error:
         raise StorageError(source, "a daemon is running on it: stop that first") from error
+    except OSError as error:
+        raise StorageError(source, error.strerror or str(error)) from error
     try:
         files = OSFiles()
-        files.make_directory(target)
-        if files.list_directory(target):
+        try:
+            files.make_directory(target)
+            taken = bool(files.list_directory(target))
+        except OSError as error:
+            raise StorageError(target, error.strerror or str(error)) from error
+        if taken:
             raise StorageError(target, "is not empty: give a new directory")
-        yield from give_back(files, source, Layout(source), target, max_bytes_per_file)
+        try:
+            yield from give_back(files, source, Layout(source), target, max_bytes_per_file)
+        except (StorageError, OSError) as error:
+            raise IncompleteExport(target, str(error)) from error
     finally:
         lock.release()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nsqpy.daemon.offline import GivenBack, export_original
 from nsqpy.errors import NSQError
 from nsqpy.options import option, parse_flags
+from nsqpy.tools.wording import counted
 from nsqpy.version import RELEASE
 
 __all__ = ["main"]
@@ -43,20 +44,19 @@ def main(arguments: Sequence[str], program: str) -> int:
             messages += given.messages
             deferred += given.deferred
             damaged += len(given.damaged)
-    except (NSQError, OSError) as error:
-        sys.stderr.write(f"{program}: {error}; {options.to} is not complete\n")
+    except NSQError as error:
+        sys.stderr.write(f"{program}: {error}\n")
         return 1
     if deferred:
-        sys.stderr.write(
-            f"{program}: {deferred} deferred messages are ordinary ones now, due at once\n"
-        )
-    sys.stdout.write(f"{messages} messages written to {options.to}\n")
+        what = counted(deferred, "deferred message")
+        sys.stderr.write(f"{program}: {what} written as due at once\n")
+    sys.stdout.write(f"{counted(messages, 'message')} written to {options.to}\n")
     return 1 if damaged else 0
 
 
 def _tell(given: GivenBack) -> None:
     name = given.topic if given.channel is None else f"{given.topic}:{given.channel}"
-    sys.stdout.write(f"{name}: {given.messages} messages\n")
+    sys.stdout.write(f"{name}: {counted(given.messages, 'message')}\n")
     for damage in given.damaged:
         sys.stderr.write(
             f"{damage.path}: bytes {damage.offset} to {damage.stop} are damaged and left out: "

@@ -12,6 +12,7 @@ from nsqpy.clock import MILLISECOND
 from nsqpy.errors import ConfigError, NSQError
 from nsqpy.names import is_valid_name
 from nsqpy.options import FlagError, duration_ns, option, parse_flags, positional, refuse
+from nsqpy.tools.wording import counted
 from nsqpy.version import RELEASE
 
 __all__ = ["main", "records"]
@@ -93,8 +94,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         status = 1
     except KeyboardInterrupt:
         status = 130
-    noun = "message" if published == 1 else "messages"
-    sys.stderr.write(f"{program}: published {published} {noun} to {options.topic}\n")
+    what = counted(published, "message")
+    sys.stderr.write(f"{program}: published {what} to {options.topic}\n")
     return status
 
 

@@ -19,6 +19,7 @@ from nsqpy.errors import ConfigError, NSQError
 from nsqpy.message import ID_BYTES
 from nsqpy.names import is_valid_name
 from nsqpy.options import FlagError, option, parse_flags, positional, refuse
+from nsqpy.tools.wording import counted
 from nsqpy.version import RELEASE
 
 __all__ = ["Record", "main", "records_of"]
@@ -156,10 +157,9 @@ class _Tally:
         self.fail(f"{path}: bytes {bad.offset} to {bad.stop} are damaged: {bad.reason}")
 
     def finish(self, done: str) -> None:
-        stretches = f", {self.damaged} damaged stretches" if self.damaged else ""
-        sys.stderr.write(
-            f"{self.program}: {done} {self.messages} messages of {self.files} files{stretches}\n"
-        )
+        found = f"{counted(self.messages, 'message')} of {counted(self.files, 'file')}"
+        damage = f", {counted(self.damaged, 'damaged stretch')}" if self.damaged else ""
+        sys.stderr.write(f"{self.program}: {done} {found}{damage}\n")
 
 
 _Put = Callable[[list[Record]], None]

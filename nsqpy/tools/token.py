@@ -9,7 +9,16 @@ from pathlib import Path
 
 from nsqpy.errors import LocalProtocolError
 from nsqpy.options import option, parse_flags
-from nsqpy.tokens import TOKEN_PREFIX, Role, Token, hash_token, make_token, parse_tokens, token_line
+from nsqpy.tokens import (
+    TOKEN_PREFIX,
+    Role,
+    Token,
+    TokenFileError,
+    hash_token,
+    make_token,
+    parse_tokens,
+    token_line,
+)
 from nsqpy.version import RELEASE
 
 __all__ = ["main"]
@@ -72,10 +81,16 @@ def _add(path: Path, token: Token) -> None:
         LocalProtocolError, OSError, UnicodeDecodeError: nothing was written.
     """
     present = path.read_bytes().decode() if path.exists() else ""
+    try:
+        book = parse_tokens(present)
+    except TokenFileError as error:
+        raise TokenFileError(f"{path}: {error}") from error
+    if token.name in book:
+        reason = f"{token.name} has a token there already: remove its line, or take another name"
+        raise TokenFileError(f"{path}: {reason}")
     if present and not present.endswith("\n"):
         present += "\n"
     content = f"{present}{token_line(token)}\n"
-    parse_tokens(content)
     temporary = path.with_name(f"{path.name}.new")
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:  # noqa: PTH123

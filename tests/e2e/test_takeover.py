@@ -102,7 +102,7 @@ def test_salvaged_messages_are_published(tmp_path: Path) -> None:
         republish = f"--republish={daemon.tcp_address}"
         salvaged = nsqpy("salvage", republish, "--topic=rescued", str(damaged))
         assert salvaged.returncode == 1, "there was damage"
-        assert b"republished 2 messages of 1 files, 1 damaged stretches" in salvaged.stderr
+        assert b"republished 2 messages of 1 file, 1 damaged stretch" in salvaged.stderr
         assert daemon.topic_stats("rescued")["depth"] == 2
         daemon.kill()
         segments = str(root / "queues")

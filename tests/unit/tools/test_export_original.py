@@ -59,7 +59,7 @@ def test_all_is_written_and_nothing_changed(
     ]
     printed = capsys.readouterr()
     assert printed.out == f"t: 0 messages\nt:c: 3 messages\n3 messages written to {target}\n"
-    assert printed.err == f"{PROGRAM}: 1 deferred messages are ordinary ones now, due at once\n"
+    assert printed.err == f"{PROGRAM}: 1 deferred message written as due at once\n"
 
 
 def test_damage_is_told(capsys: pytest.CaptureFixture[str], source: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_damage_is_told(capsys: pytest.CaptureFixture[str], source: Path, tmp_pa
     segment.write_bytes(damaged)
     assert main([f"--data-path={source}", f"--to={tmp_path / 'target'}"], PROGRAM) == 1
     printed = capsys.readouterr()
-    assert printed.out.endswith(f"1 messages written to {tmp_path / 'target'}\n")
+    assert printed.out.endswith(f"1 message written to {tmp_path / 'target'}\n")
     assert f"{segment}: bytes 16 to {len(damaged)} are damaged and left out" in printed.err
 
 
@@ -92,4 +92,19 @@ def test_a_directory_in_use_is_left_alone(capsys: pytest.CaptureFixture[str], so
 
 def test_no_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([f"--data-path={tmp_path / 'no'}", f"--to={tmp_path / 'to'}"], PROGRAM) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+    expected = f"{PROGRAM}: {tmp_path / 'no'}: No such file or directory\n"
+    assert capsys.readouterr().err == expected
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_finished_export_is_left_alone(
+    capsys: pytest.CaptureFixture[str], source: Path, tmp_path: Path
+) -> None:
+    arguments = [f"--data-path={source}", f"--to={tmp_path / 'to'}"]
+    assert main(arguments, PROGRAM) == 0
+    finished = contents(tmp_path / "to")
+    capsys.readouterr()
+    assert main(arguments, PROGRAM) == 1
+    expected = f"{PROGRAM}: {tmp_path / 'to'}: is not empty: give a new directory\n"
+    assert capsys.readouterr().err == expected
+    assert contents(tmp_path / "to") == finished

@@ -34,7 +34,7 @@ def test_a_line_a_message(capfdbinary: pytest.CaptureFixture[bytes], data: Path)
         "2023-11-14T22:13:20.000000001Z  0000000000000001  2  3  one",
         "2023-11-14T22:13:20.000000002Z  0000000000000002  0  5  a\ufffdb \ufffd",
     ]
-    assert err == "nsqpy salvage: read 2 messages of 1 files\n"
+    assert err == "nsqpy salvage: read 2 messages of 1 file\n"
 
 
 def test_json(capfdbinary: pytest.CaptureFixture[bytes], data: Path) -> None:
@@ -67,7 +67,7 @@ def test_damage_is_told_and_decides_the_status(
     status, out, err = run(capfdbinary, "--bodies", str(data))
     assert (status, out) == (1, b"one\na\nb \xff\n")
     assert f"{data}: bytes 68 to 78 are damaged: invalid message size (-1)\n" in err
-    assert err.endswith("read 2 messages of 1 files, 1 damaged stretches\n")
+    assert err.endswith("read 2 messages of 1 file, 1 damaged stretch\n")
 
 
 def test_a_directory_is_searched(capfdbinary: pytest.CaptureFixture[bytes], data: Path) -> None:
