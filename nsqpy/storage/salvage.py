@@ -82,6 +82,9 @@ def _original(file: File, body_max_bytes: int) -> Iterator[Found | BadStretch]:
     for item in read_records(file, 0, body_max_bytes, resume=True):
         if isinstance(item, StoredBatch):
             yield Found(item.batch, item.record_offsets(), False)
+        elif item.stop - item.offset == file.size():
+            reason = f"holds no message of nsqpy's or the original's ({item.reason})"
+            yield item._replace(reason=reason)
         else:
             yield item
 

@@ -70,6 +70,16 @@ def test_damage_is_told_and_decides_the_status(
     assert err.endswith("read 2 messages of 1 file, 1 damaged stretch\n")
 
 
+def test_a_file_of_something_else(
+    capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    status, _, err = run(capfdbinary, str(path))
+    assert status == 1
+    assert "bytes 0 to 32 are damaged: holds no message of nsqpy's or the original's (" in err
+
+
 def test_a_directory_is_searched(capfdbinary: pytest.CaptureFixture[bytes], data: Path) -> None:
     (data.parent / "below").mkdir()
     (data.parent / "below" / "u.diskqueue.000000.dat.bad").write_bytes(record(3, b"three"))
