@@ -13,31 +13,25 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from nsqpy.errors import CorruptionError, StorageError
-from nsqpy.message import FRAME_HEADER_BYTES, Batch, decode_batch
-from nsqpy.storage.block import BLOCK_HEADER_BYTES, BlockHeader, decode_block, encode_block_header
+from nsqpy.errors import StorageError
+from nsqpy.message import Batch
+from nsqpy.storage.bad_blocks import BadBlocks
+from nsqpy.storage.block import BLOCK_HEADER_BYTES, encode_block_header
 from nsqpy.storage.files import File, Files
-from nsqpy.storage.journal import JOURNAL_SUFFIX, Journal
-from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, BadStretch, Segment
+from nsqpy.storage.open_files import OpenFiles
+from nsqpy.storage.reader import LogReader, StoredRun
+from nsqpy.storage.recovery import find_segments, next_number
+from nsqpy.storage.segment import SEGMENT_HEADER_BYTES, Segment
 
-__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "Moves", "Region", "StoredRun"]
+__all__ = ["READ_BYTES", "DiskQueue", "LogListener", "Moves", "Region"]
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 * 1024
 UNLINK_MIN_BYTES = 1024 * 1024  # to unlink more than this takes too long to wait for
-JOIN_MAX_BYTES = 16 * 1024  # larger blocks are batches enough: joining them only copies
-
-
-class StoredRun(NamedTuple):
-    """Messages ``start`` to ``stop`` of ``batch``; the first of them is record ``number``."""
-
-    batch: Batch
-    start: int
-    stop: int
-    number: int
 
 
 class LogListener(Protocol):
@@ -97,28 +91,31 @@ class DiskQueue:
         self._directory = directory
         self._name = name
         self._segment_max_bytes = segment_max_bytes
-        self._sync_every = sync_every
         self._listener = listener
+        self._open_files = OpenFiles(
+            sync_every=sync_every,
+            note_unsynced=partial(listener.note_unsynced, self),
+            note_overdue=partial(listener.note_sync_overdue, self),
+            note_unlinked=listener.note_unlinked,
+        )
+        self._bad_blocks = BadBlocks(files, name)
+        self._reader = LogReader(self._bad_blocks, self.discard_rest)
         self._segments: list[Segment] = []
         self._first_numbers: list[int] = []
         self._next_number = 1
-        self._cursor = 0  # index of the segment being read
-        self._cursor_offset = SEGMENT_HEADER_BYTES
-        self._cursor_number = 1
         self._acked: dict[Segment, None] = {}
-        self._unsynced: dict[File, None] = {}
-        self._syncing: set[File] = set()
-        self._resting: dict[Segment, None] = {}  # to be closed once they are synced
-        self._retired: list[File] = []  # of deleted segments: to be closed after this sync
         self.on_drained: Callable[[], None] | None = None
         self._generation = 0
         self._moves: list[tuple[int, int]] = []
         self.moved_count = 0
         self.depth = 0
         self.unread = 0
-        self.bad_blocks = 0
         self.flush_count = 0  # that left nothing pending
-        self._operations = 0
+
+    @property
+    def bad_blocks(self) -> int:
+        """Damaged stretches that were set aside, from ``open`` on."""
+        return self._bad_blocks.count
 
     # -- start ------------------------------------------------------------------------------
 
@@ -130,47 +127,33 @@ class DiskQueue:
             StorageError: the directory cannot be read.
         """
         try:
-            self._replay()
+            self._files.make_directory(self._directory)
+            self._segments = find_segments(
+                self._files, self._directory, self._name, self._bad_blocks
+            )
         except OSError as error:
             raise StorageError(self._directory, error.strerror or str(error)) from error
-
-    def _replay(self) -> None:
-        self._files.make_directory(self._directory)
-        names = self._files.list_directory(self._directory)
-        journals = {name for name in names if name.endswith(JOURNAL_SUFFIX)}
-        for name in names:
-            number = name.removesuffix(SEGMENT_SUFFIX)
-            if number != name and number.isdecimal():
-                self._segments.append(Segment(self._files, self._directory, int(number)))
-        for segment, following in zip(self._segments, self._segments[1:], strict=False):
-            file = segment.opened()
-            segment.size = file.size()
-            # Only sealed segments may be followed by a gap, but a power cut may take the seal.
-            gap_free = following.first_number - segment.first_number
-            segment.records = min(gap_free, segment.size // FRAME_HEADER_BYTES)
-            segment.outstanding = segment.records
-            segment.file = None
-            file.close()
-        if self._segments:
-            last = self._segments[-1]
-            cut = last.recover()
-            if cut:
-                log.warning("%s: cut %d torn bytes off %s", self._name, cut, last.path)
-            self._next_number = last.stop_number
-        for segment in self._segments:
-            name = segment.journal.path.rpartition("/")[2]
-            if name in journals:
-                journals.remove(name)
-                segment.replay_journal()
-        if self._segments and last.sealed:  # what was behind it has gone: begin a new one
-            self._next_number = max(last.stop_number, last.first_number + 1)
-        for name in journals:  # of segments that were deleted: their numbers may come again
-            self._files.remove(f"{self._directory}/{name}")
+        self._next_number = next_number(self._segments)
         self._first_numbers = [segment.first_number for segment in self._segments]
         self.depth = self.unread = sum(segment.outstanding for segment in self._segments)
         if self._segments:
-            self._cursor_number = self._first_numbers[0]
+            self._reader.enter(self._segments[0])
         self._delete_finished()
+
+    def settle(self) -> None:
+        """Sync what ``open`` found, for whoever is about to do something for good because of it:
+        the process that wrote it may have been killed before it could.
+
+        Raises:
+            StorageError: some of it may not be on the device.
+        """
+        try:
+            for segment in self._segments:
+                segment.opened().sync()
+                if segment is not self._segments[-1]:
+                    self._open_files.let_go(segment)
+        except OSError as error:
+            raise StorageError(self._directory, error.strerror or str(error)) from error
 
     # -- append -----------------------------------------------------------------------------
 
@@ -194,17 +177,16 @@ class DiskQueue:
             records += len(batch.offsets) - 1
         try:
             segment = self._segment_for(size)
+            offset = segment.size or SEGMENT_HEADER_BYTES
             file = segment.append(buffers, size, records)
         except OSError as error:
             raise StorageError(self._directory, error.strerror or str(error)) from error
-        self._note_write(file)
+        self._open_files.note_write(file)
         self._next_number = number + records
         self.depth += records
-        if held:
-            self._cursor = len(self._segments) - 1
-            self._cursor_offset = segment.size
-            self._cursor_number = self._next_number
-        else:
+        if not held:
+            if not self.unread:
+                self._reader.start(segment, offset, number)
             self.unread += records
         return number
 
@@ -217,23 +199,12 @@ class DiskQueue:
                 return last
         segment = Segment(self._files, self._directory, self._next_number)
         segment.opened()
-        if not self._segments:
-            self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
-            self._cursor_number = self._next_number
-        elif self._cursor < len(self._segments) - 1 or self._cursor_offset >= last.size:
-            self._let_go(last)  # the reader opens it again if it gets there
+        if self._segments and (not self.unread or self._reader.is_through(last)):
+            self._open_files.let_go(last)  # the reader opens it again if it gets there
         self._segments.append(segment)
         self._first_numbers.append(segment.first_number)
         self._delete_finished()
         return segment
-
-    def _note_write(self, file: File) -> None:
-        if not self._unsynced:
-            self._listener.note_unsynced(self)
-        self._unsynced[file] = None
-        self._operations += 1
-        if self._operations == self._sync_every:
-            self._listener.note_sync_overdue(self)
 
     # -- read back --------------------------------------------------------------------------
 
@@ -246,92 +217,30 @@ class DiskQueue:
             StorageError: nothing can be read; the next call tries again.
         """
         runs: list[StoredRun] = []
+        reader = self._reader
         try:
             while self.unread and not runs:
-                segment = self._segments[self._cursor]
-                if self._cursor_offset >= segment.size:
-                    self._next_segment()
+                segment = reader.segment
+                assert segment is not None
+                if reader.is_through(segment):
+                    self._next_segment(segment)
                 else:
-                    self._read_segment(segment, max_bytes, runs)
+                    reader.read(max_bytes, runs)
         except OSError as error:
             if not runs:  # what was read before counts; the next call meets the error again
                 raise StorageError(self._directory, error.strerror or str(error)) from error
+        self.unread -= sum(run.stop - run.start for run in runs)
         return runs
 
-    def _next_segment(self) -> None:
-        done = self._segments[self._cursor]
-        lost = done.stop_number - self._cursor_number
-        if lost > 0:  # its last blocks were damaged
-            self._give_up(done, self._cursor_number, lost)
-            self._cursor_number = done.stop_number
-        if done is self._segments[-1]:
+    def _next_segment(self, done: Segment) -> None:
+        self._reader.end_segment()
+        index = bisect_right(self._first_numbers, done.first_number)
+        if index == len(self._segments):
             assert not self.unread, "unread records behind the end of the log"
             return
-        self._cursor += 1
-        self._cursor_offset = SEGMENT_HEADER_BYTES
-        self._cursor_number = self._segments[self._cursor].first_number
-        self._let_go(done)
+        self._reader.enter(self._segments[index])
+        self._open_files.let_go(done)
         self._delete_finished()
-
-    def _read_segment(self, segment: Segment, max_bytes: int, runs: list[StoredRun]) -> None:
-        joined = _JoinedBlocks(runs)
-        try:
-            for item in segment.blocks(self._cursor_offset, max_bytes):
-                if isinstance(item, BadStretch):
-                    self._set_aside(segment, item.offset, item.stop, item.reason)
-                else:
-                    try:
-                        self._take_block(segment, item.header, item.frames, item.offset, joined)
-                    except CorruptionError as error:
-                        self._set_aside(segment, item.offset, item.stop, error.reason)
-                self._cursor_offset = item.stop
-        finally:
-            joined.end()
-
-    def _take_block(
-        self,
-        segment: Segment,
-        header: BlockHeader,
-        frames: bytes,
-        offset: int,
-        joined: "_JoinedBlocks",
-    ) -> None:
-        batch = decode_block(header, frames, segment.path, offset)
-        number = header.first_number
-        if not self._cursor_number <= number <= segment.stop_number - header.records:
-            reason = f"record {number} does not belong here"
-            raise CorruptionError(segment.path, offset, reason)
-        if number > self._cursor_number:
-            self._give_up(segment, self._cursor_number, number - self._cursor_number)
-        self._cursor_number = number + header.records
-        first = number - segment.first_number
-        acked = segment.acked_count(first, first + header.records)
-        self.unread -= header.records - acked
-        if acked == 0:
-            joined.add(batch, number)
-        elif acked < header.records:
-            joined.end()
-            joined.runs.extend(_live_runs(segment, batch, number))
-
-    def _set_aside(self, segment: Segment, offset: int, stop: int, reason: str) -> None:
-        """Keep damaged bytes in a ``.bad`` file beside the segment, for salvage."""
-        damaged = segment.opened().read_at(stop - offset, offset)
-        self.bad_blocks += 1
-        path = f"{segment.path}.{offset}.bad"
-        log.error(
-            "%s: %s at byte %d: %s; set aside in %s", self._name, segment.path, offset, reason, path
-        )
-        try:
-            self._files.replace_whole(path, damaged)
-        except OSError as error:
-            # On a full disk the messages behind the damage matter more than the damage.
-            log.error("%s: cannot write %s: %s", self._name, path, error)
-
-    def _give_up(self, segment: Segment, number: int, count: int) -> None:
-        """Records whose block is damaged will never be delivered: nobody waits for them."""
-        for record in range(number, number + count):
-            if not segment.is_acked(record - segment.first_number):
-                self.discard(record, 1)
 
     # -- acknowledge ------------------------------------------------------------------------
 
@@ -373,7 +282,9 @@ class DiskQueue:
     def discard_rest(self, first: int, stop: int) -> int:
         """The records ``first`` to ``stop`` that are unread will never be handed out; returns
         how many they were."""
-        first = max(first, self._cursor_number)
+        if not self.unread:
+            return 0
+        first = max(first, self._reader.number)
         total = 0
         while first < stop:
             first, count = self.acknowledge_rest(first, stop)
@@ -447,7 +358,7 @@ class DiskQueue:
             except OSError as error:
                 raise StorageError(self._directory, error.strerror or str(error)) from error
             if file is not None:
-                self._note_write(file)
+                self._open_files.note_write(file)
             del self._acked[segment]
         self.flush_count += 1
         if self.on_drained is not None and not self.depth:
@@ -465,21 +376,16 @@ class DiskQueue:
                 finished[segment] = None
         if not finished:
             return
-        current = self._segments[self._cursor]
         for segment in finished:
             if segment.size >= UNLINK_MIN_BYTES:
                 with suppress(OSError):  # while it is open, only its name goes
                     segment.opened()
             self._drop(segment)
-        position = bisect_right([segment.first_number for segment in keep], current.first_number)
-        if current not in finished:
-            self._cursor = position - 1
-        else:
-            self._cursor = position
-            self._cursor_offset = SEGMENT_HEADER_BYTES
-            self._cursor_number = keep[position].first_number
         self._segments = keep
         self._first_numbers = [segment.first_number for segment in keep]
+        current = self._reader.segment
+        if current is not None and current in finished:
+            self._reader.enter(keep[bisect_right(self._first_numbers, current.first_number)])
 
     def _seal(self, kept: Sequence[Segment]) -> bool:
         """Whether the segment behind ``kept`` may go: the last of them knows where it ends."""
@@ -491,17 +397,16 @@ class DiskQueue:
             log.error("%s: cannot seal %s: %s", self._name, kept[-1].path, error)
             return False
         if file is not None:
-            self._note_write(file)
+            self._open_files.note_write(file)
         return True
 
     def _drop(self, segment: Segment) -> None:
         self._acked.pop(segment, None)
-        self._resting.pop(segment, None)
         # The segment goes first: a journal without a segment is harmless, the reverse redelivers.
         paths = [segment.path]
         if segment.journal.file is not None or segment.acked is not None:
             paths.append(segment.journal.path)
-        self._hand_off(segment)
+        self._open_files.give_up(segment)
         for path in paths:
             try:
                 self._files.remove(path)
@@ -514,25 +419,11 @@ class DiskQueue:
 
     def take_unsynced(self) -> list[File]:
         """The files written since the last call; ``end_sync`` must follow."""
-        files = list(self._unsynced)
-        self._unsynced = {}
-        self._syncing.update(files)
-        self._operations = 0
-        return files
+        return self._open_files.take()
 
     def end_sync(self, files: Sequence[File], *, safe: bool) -> None:
         """``files`` are on the device, or have to be synced again."""
-        self._syncing.difference_update(files)
-        retired, self._retired = self._retired, []
-        if not safe:
-            for file in files:
-                if file not in retired:
-                    self._note_write(file)
-        for file in retired:
-            self._listener.note_unlinked(file)
-        resting, self._resting = self._resting, {}
-        for segment in resting:
-            self._let_go(segment)
+        self._open_files.end_sync(files, safe=safe)
 
     @property
     def is_sealed(self) -> bool:
@@ -550,7 +441,7 @@ class DiskQueue:
         except OSError as error:
             raise StorageError(self._directory, error.strerror or str(error)) from error
         if file is not None:
-            self._note_write(file)
+            self._open_files.note_write(file)
 
     def regions(self) -> list[Region]:
         """Where its blocks stand, in order."""
@@ -560,52 +451,21 @@ class DiskQueue:
     def abandon(self) -> None:
         """Forget every record and let go of the files, which are for somebody else to remove."""
         for segment in self._segments:
-            self._hand_off(segment)
+            self._open_files.give_up(segment)
         self._segments = []
-        self._resting = {}
         self.on_drained = None
         self.empty()
 
     def rest(self) -> None:
         """Close every file; it is opened again when it is needed."""
         for segment in self._segments:
-            self._let_go(segment)
-
-    def _let_go(self, segment: Segment) -> None:
-        """Close a segment that is neither written nor read, once it needs no sync."""
-        holders: tuple[Segment | Journal, ...] = (segment, segment.journal)
-        for holder in holders:
-            if holder.file in self._syncing or holder.file in self._unsynced:
-                self._resting[segment] = None
-            elif holder.file is not None:
-                holder.file.close()
-                holder.file = None
-
-    def _hand_off(self, segment: Segment) -> None:
-        """The files of a segment that is or will be deleted are the listener's to close."""
-        for file in (segment.file, segment.journal.file):
-            if file is not None:
-                self._unsynced.pop(file, None)
-                if file in self._syncing:
-                    self._retired.append(file)
-                else:
-                    self._listener.note_unlinked(file)
-        segment.file = segment.journal.file = None
-
-    def _retire(self, file: File) -> None:
-        # A descriptor that a sync in another thread is using must not be closed under it.
-        if file in self._syncing:
-            self._retired.append(file)
-        else:
-            file.close()
+            self._open_files.let_go(segment)
 
     def empty(self) -> None:
         """Forget every record, delivered or not. Numbers go on."""
         for segment in self._segments:
             self._drop(segment)
         self._segments, self._first_numbers, self._acked = [], [], {}
-        self._cursor, self._cursor_offset = 0, SEGMENT_HEADER_BYTES
-        self._cursor_number = self._next_number
         self.depth = self.unread = 0
         self._generation += 1
         self._moves, self.moved_count = [], 0
@@ -617,8 +477,7 @@ class DiskQueue:
             StorageError: some of it may not be.
         """
         try:
-            for file in self._unsynced:
-                file.sync()
+            self._open_files.sync()
         except OSError as error:
             raise StorageError(self._directory, error.strerror or str(error)) from error
 
@@ -632,64 +491,4 @@ class DiskQueue:
             self.flush()
             self.sync()
         finally:
-            for segment in self._segments:
-                for open_file in (segment.file, segment.journal.file):
-                    if open_file is not None:
-                        self._retire(open_file)
-                segment.file = segment.journal.file = None
-            self._unsynced.clear()
-
-
-class _JoinedBlocks:
-    """Joins neighbouring small blocks, so that single publishes are read back as batches."""
-
-    __slots__ = ("_count", "_deliver_at_ns", "_number", "_parts", "_size", "runs")
-
-    def __init__(self, runs: list[StoredRun]) -> None:
-        self.runs = runs
-        self._parts: list[Batch] = []
-        self._number = self._count = self._size = self._deliver_at_ns = 0
-
-    def add(self, batch: Batch, number: int) -> None:
-        size = len(batch.data)
-        fits = (
-            self._parts
-            and number == self._number + self._count
-            and batch.deliver_at_ns == self._deliver_at_ns
-            and self._size + size <= JOIN_MAX_BYTES
-        )
-        if not fits:
-            self.end()
-            self._number, self._count, self._size = number, 0, 0
-            self._deliver_at_ns = batch.deliver_at_ns
-        self._parts.append(batch)
-        self._count += len(batch)
-        self._size += size
-
-    def end(self) -> None:
-        if not self._parts:
-            return
-        if len(self._parts) == 1:
-            batch = self._parts[0]
-        else:
-            data = b"".join([part.data for part in self._parts])
-            batch = decode_batch(data, self._count, self._deliver_at_ns)
-        self.runs.append(StoredRun(batch, 0, self._count, self._number))
-        self._parts = []
-
-
-def _live_runs(segment: Segment, batch: Batch, number: int) -> list[StoredRun]:
-    """The stretches of ``batch`` that are not acknowledged."""
-    runs: list[StoredRun] = []
-    first = number - segment.first_number
-    start: int | None = None
-    for index in range(len(batch)):
-        if segment.is_acked(first + index):
-            if start is not None:
-                runs.append(StoredRun(batch, start, index, number + start))
-                start = None
-        elif start is None:
-            start = index
-    if start is not None:
-        runs.append(StoredRun(batch, start, len(batch), number + start))
-    return runs
+            self._open_files.close(self._segments)

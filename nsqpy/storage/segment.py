@@ -247,32 +247,53 @@ class Segment:
             offset += max(len(buffer) - BLOCK_HEADER_BYTES, 1)
         return self.size
 
-    def recover(self) -> int:
+    def recover(self) -> list[BadStretch]:
         """Find the valid end after a crash, take it as ``size``, and count the records.
 
-        Returns the number of bytes behind the end that were cut off.
+        Returns the damage behind the end; ``trim`` must follow. The end of a write that was torn
+        is none, nor are zeros, which is what a power cut may leave of one.
         """
-        file = self.opened()
-        whole = file.size()
+        whole = self.opened().size()
         self.size = whole
         self.records = 0
+        bad: list[BadStretch] = []
         end = offset = min(SEGMENT_HEADER_BYTES, whole)
         while offset < whole:
             for item in self.blocks(offset, _SCAN_BYTES):
                 offset = item.stop
                 if isinstance(item, BadStretch):
+                    bad.append(item)
                     break
                 try:
                     decode_block(item.header, item.frames, self.path, item.offset)
-                except CorruptionError:
+                except CorruptionError as error:
+                    bad.append(BadStretch(item.offset, item.stop, error.reason))
                     continue
                 first_number = item.header.first_number
                 if first_number < self.stop_number:
                     continue  # left over from a write that failed
                 end = item.stop
+                bad = []
                 self.records = first_number + item.header.records - self.first_number
-        if end < whole:
-            file.truncate(end)
         self.size = end if end > SEGMENT_HEADER_BYTES else 0
         self.outstanding = self.records
+        return [stretch for stretch in bad if not self._is_torn(stretch)]
+
+    def _is_torn(self, stretch: BadStretch) -> bool:
+        data = self.opened().read_at(stretch.stop - stretch.offset, stretch.offset)
+        if len(data) < BLOCK_HEADER_BYTES or not data.strip(b"\0"):
+            return True
+        try:
+            header = parse_block_header(data, 0, self.path, stretch.offset)
+        except CorruptionError:
+            return False
+        return BLOCK_HEADER_BYTES + header.length > len(data)
+
+    def trim(self) -> int:
+        """Cut off what is behind the end that ``recover`` found; returns how many bytes."""
+        file = self.opened()
+        whole = file.size()
+        end = max(self.size, min(SEGMENT_HEADER_BYTES, whole))
+        if end < whole:
+            file.truncate(end)
         return whole - end

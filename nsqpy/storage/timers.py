@@ -3,7 +3,8 @@
 A message waits in the log of a slot, ``<start>-<width>`` in milliseconds of Unix time, in a
 directory of that name. Slots are 64 ms wide, or 64 times as much, and so on: the later a message
 is due, the wider. Before a slot begins it is read into memory, or, where that has no room for so
-many, split into slots of the next width. So a million messages cost the memory of their slots'
+many, split into slots of the next width; while the disk has none for that, as many as memory has
+room for are read when the slot begins. So a million messages cost the memory of their slots'
 names; none is moved more often than there are widths, and most are never moved; and a slot that
 has passed leaves nothing behind, whatever waits in the others.
 
@@ -18,8 +19,9 @@ from typing import NamedTuple
 from nsqpy.clock import MILLISECOND
 from nsqpy.errors import StorageError
 from nsqpy.message import Batch
-from nsqpy.storage.diskqueue import DiskQueue, StoredRun
+from nsqpy.storage.diskqueue import DiskQueue
 from nsqpy.storage.files import Files
+from nsqpy.storage.reader import StoredRun
 
 __all__ = ["NEAR_MS", "Slot", "StoredRange", "TimerWheel", "slot_directories", "slot_for"]
 
@@ -50,6 +52,10 @@ class Slot(NamedTuple):
     def look_ms(self) -> int:
         """When to begin with it."""
         return self.start_ms - max(self.width_ms // 2, _LEAD_MIN_MS)
+
+    def has_begun(self, now_ms: int) -> bool:
+        """Whether something in it may be due, or will be in a moment."""
+        return now_ms >= self.start_ms - _LEAD_MIN_MS
 
     def has_passed(self, now_ms: int) -> bool:
         """Whether all in it is due, or will be in a moment."""
@@ -211,11 +217,12 @@ class TimerWheel:
 
         Returns messages of the next slot and their log, which the caller keeps from now on;
         None if they were split, or have to wait. There are more than ``room`` of them only if
-        they are due, or will be in less than 64 ms.
+        they are due, or will be in less than 64 ms, or if they are the last that a slot gives
+        which cannot be split.
 
         Raises:
-            StorageError: nothing can be read, or there is no space for splitting; the next call
-                tries again.
+            StorageError: nothing can be read, or there is space for splitting neither on disk nor
+                in memory; the next call tries again.
         """
         if self._look_ms is None or self._look_ms > now_ms:
             return None
@@ -228,8 +235,15 @@ class TimerWheel:
                 if fits or slot.has_passed(now_ms):
                     return self._logs[slot], self._read(slot)
             wide = [slot for slot in near if slot.width_ms > _FINEST_MS]
-            if wide:
+            if not wide:
+                return None
+            try:
                 self._split(wide[0] if self._stranded is None else self._stranded.slot, now_ms)
+            except StorageError:
+                begun = [slot for slot in wide if slot.has_begun(now_ms)]
+                if room <= 0 or not begun:
+                    raise
+                return self._logs[begun[0]], self._read(begun[0])
             return None
         finally:
             self._find_next(now_ms)

@@ -126,6 +126,7 @@ def test_a_segment_gives_only_blocks_that_were_written(
             apply(files.content(path), damage)
     segment = Segment(files, "q", FIRST_NUMBER)
     segment.recover()
+    segment.trim()
     found = [(number, as_tuple(batch)) for number, batch in every_block(segment)]
     assert all(entry in blocks for entry in found)
     if not done:
@@ -144,7 +145,8 @@ def test_one_damaged_block_costs_no_other(many: list[Batch], which: int, place: 
     (path,) = files.paths()
     files.content(path)[SEGMENT_HEADER_BYTES + before + place % length] ^= 0x40
     segment = Segment(files, "q", FIRST_NUMBER)
-    assert segment.recover() == 0
+    assert segment.recover() == []
+    assert segment.trim() == 0
     found = [(number, as_tuple(batch)) for number, batch in every_block(segment)]
     assert found == blocks[:which] + blocks[which + 1 :]
 

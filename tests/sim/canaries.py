@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from nsqpy.core.dead_letters import DeadLetters, bodies_of
 from nsqpy.core.window import Run
 from nsqpy.errors import CorruptionError, NSQError
+from nsqpy.storage.bad_blocks import BadBlocks
 from nsqpy.storage.block import decode_block
-from nsqpy.storage.diskqueue import DiskQueue
 from nsqpy.storage.journal import Journal
 from nsqpy.storage.segment import BadStretch, Segment, StoredBlock
 
@@ -34,9 +34,7 @@ def _give_up_the_rest(
         return
 
 
-def _throw_away(
-    queue_log: DiskQueue, segment: Segment, offset: int, stop: int, reason: str
-) -> None:
+def _throw_away(bad_blocks: BadBlocks, segment: Segment, stretch: BadStretch) -> None:
     """What is damaged is passed over in silence."""
 
 
@@ -59,7 +57,7 @@ def _bury_at_once(letters: DeadLetters, run: Run, failure: str) -> None:
 
 CANARIES: list[tuple[type, str, object]] = [
     (Segment, "blocks", _give_up_the_rest),
-    (DiskQueue, "_set_aside", _throw_away),
+    (BadBlocks, "set_aside", _throw_away),
     (Journal, "replay", _start_journal_anew),
     (DeadLetters, "bury", _bury_at_once),
 ]

@@ -102,9 +102,6 @@ class Damage:
         for path in sorted(self._journals):
             self._expect_again(path, list(_groups(self._disk.content(path))))
         self._journals = set()
-        for hit in self._hits:
-            if not hit.silent:
-                hit.silent = self._is_torn_end(hit)
 
     def account(self) -> None:
         """What was written to a file after it vanished is gone with it."""
@@ -147,17 +144,6 @@ class Damage:
     def _live(self, path: str, blocks: list[_Block]) -> list[bytes]:
         journal = path.removesuffix(SEGMENT_SUFFIX) + JOURNAL_SUFFIX
         return _unacknowledged(path, blocks, list(_groups(self._disk.content(journal))))
-
-    def _is_torn_end(self, hit: Hit) -> bool:
-        """Whether a start takes the damage for a write that was cut off."""
-        directory = hit.path.rpartition("/")[0]
-        later = [
-            path
-            for path in self._disk.paths(SEGMENT_SUFFIX)
-            if path.rpartition("/")[0] == directory and path > hit.path
-        ]
-        blocks = _blocks(self._disk.content(hit.path))
-        return not later and all(block.start < hit.offset for block in blocks)
 
     def _queues(self, path: str) -> list[Queue]:
         topic, channel = _owner(path)

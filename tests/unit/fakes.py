@@ -222,8 +222,12 @@ class FakeFiles:
         self._inodes[path].data[:] = content
 
     def after_kill(self) -> "FakeFiles":
-        """What the next process finds if this one is killed now: everything written."""
-        return self._survivors(lambda inode: bytes(inode.data))
+        """What the next process finds if this one is killed now: everything written, synced or
+        not."""
+        files = self._survivors(lambda inode: bytes(inode.data))
+        for path, inode in self._inodes.items():
+            files._inodes[path].synced = inode.synced
+        return files
 
     def after_power_loss(self) -> "FakeFiles":
         """What is found if the power fails now: only what was synced. Names survive."""

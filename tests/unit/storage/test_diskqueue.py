@@ -11,86 +11,20 @@ import pytest
 from nsqpy.errors import StorageError
 from nsqpy.message import Batch
 from nsqpy.storage.block import BLOCK_HEADER_BYTES
-from nsqpy.storage.diskqueue import DiskQueue, StoredRun
-from tests.unit.fakes import FakeFiles, FakeListener, batch_of, bodies_of
-
-SEGMENT_MAX_BYTES = 400  # three blocks of one message with a body of up to 40 bytes
-
-
-class Log:
-    """A DiskQueue in memory; ``reopen`` is what the next process makes of it."""
-
-    def __init__(self, segment_max_bytes: int = SEGMENT_MAX_BYTES, sync_every: int = 1000) -> None:
-        self.files = FakeFiles()
-        self._segment_max_bytes = segment_max_bytes
-        self._sync_every = sync_every
-        self.open()
-
-    def open(self) -> DiskQueue:
-        self.listener = FakeListener()
-        self.queue = DiskQueue(
-            self.files,
-            "q",
-            name="TOPIC(t)",
-            segment_max_bytes=self._segment_max_bytes,
-            sync_every=self._sync_every,
-            listener=self.listener,
-        )
-        self.queue.open()
-        return self.queue
-
-    def reopen(self, *, killed: bool = False) -> DiskQueue:
-        if not killed:
-            self.queue.close()
-            assert not self.files.open_files
-        self.files = self.files.after_kill()
-        return self.open()
-
-    def append(self, *bodies: bytes, held: bool = False) -> int:
-        """Each body as a block of its own; the number of the first."""
-        return self.queue.append([batch_of(body) for body in bodies], held=held)
-
-    def segments(self) -> list[str]:
-        return [path[2:] for path in self.files.paths(".segment")]
-
-    def damage(self, number: int) -> None:
-        """Flip a bit of the body of message ``number`` of the first segment, one a block."""
-        content = self.files.content(self.files.paths(".segment")[0])
-        at = content.index(b"NQB1")
-        for _ in range(number - 1):
-            at = content.index(b"NQB1", at + 1)
-        content[at + BLOCK_HEADER_BYTES + 34] ^= 1
+from tests.unit.fakes import batch_of, bodies_of
+from tests.unit.storage.log_rig import (
+    Log,
+    bodies,
+    names,
+    numbered,
+    raises_full,
+    read_all,
+)
 
 
 @pytest.fixture
 def log() -> Log:
     return Log()
-
-
-def read_all(queue: DiskQueue, max_bytes: int = 1 << 20) -> list[tuple[int, bytes]]:
-    """Every message still unread, with its number."""
-    found = []
-    while runs := queue.read(max_bytes):
-        for run in runs:
-            found += numbered(run)
-    assert queue.unread == 0
-    return found
-
-
-def numbered(run: StoredRun) -> list[tuple[int, bytes]]:
-    return list(enumerate(bodies_of(run.batch, run.start, run.stop), run.number))
-
-
-def bodies(queue: DiskQueue) -> list[bytes]:
-    return [body for _, body in read_all(queue)]
-
-
-def names(*first_numbers: int) -> list[str]:
-    return [f"{number:020d}.segment" for number in first_numbers]
-
-
-def raises_full() -> "pytest.RaisesExc[StorageError]":
-    return pytest.raises(StorageError, match="q: No space left on device")
 
 
 class TestAppendAndRead:
@@ -108,36 +42,6 @@ class TestAppendAndRead:
     def test_one_append_is_one_write(self, log: Log) -> None:
         log.append(b"a", b"b", b"c")
         assert log.files.write_count == 1
-
-    def test_small_blocks_are_read_back_as_one_batch(self, log: Log) -> None:
-        for body in (b"a", b"b", b"c"):
-            log.append(body)
-        (run,) = log.queue.read()
-        assert (run.start, run.stop, run.number) == (0, 3, 1)
-
-    def test_blocks_due_at_different_times_are_not_joined(self, log: Log) -> None:
-        log.queue.append(
-            [batch_of(b"a", deliver_at_ns=5), batch_of(b"b", deliver_at_ns=5)], held=False
-        )
-        log.queue.append([batch_of(b"c", deliver_at_ns=6), batch_of(b"d")], held=False)
-        found = [(run.batch.deliver_at_ns, len(run.batch)) for run in log.queue.read()]
-        assert found == [(5, 2), (6, 1), (0, 1)]
-
-    def test_reading_goes_on_where_it_stopped(self) -> None:
-        log = Log(segment_max_bytes=1 << 20)
-        for index in range(50):
-            log.append(b"%d" % index)
-        assert len(log.queue.read(200)) < 50
-        log.append(b"50")
-        assert bodies(log.queue)[-2:] == [b"49", b"50"]
-
-    def test_held_messages_are_not_read_back(self, log: Log) -> None:
-        assert log.append(b"a", held=True) == 1
-        assert (log.queue.depth, log.queue.unread, log.queue.read()) == (1, 0, [])
-        assert log.append(b"b") == 2
-        assert read_all(log.queue) == [(2, b"b")]
-        log.append(b"c", held=True)
-        assert log.queue.read() == []
 
     def test_holding_while_something_is_unread_is_a_bug_of_ours(self, log: Log) -> None:
         log.append(b"a")
@@ -387,149 +291,6 @@ class TestRanges:
         assert (log.queue.depth, log.queue.unread) == (0, 0)
 
 
-class TestReplay:
-    def test_close_and_open_keep_what_is_owed(self, log: Log) -> None:
-        log.append(b"a", b"b", b"c", held=True)
-        log.queue.acknowledge(2, 1)
-        queue = log.reopen()
-        assert (queue.depth, queue.unread) == (2, 2)
-        assert read_all(queue) == [(1, b"a"), (3, b"c")]
-        assert log.append(b"d") == 4
-
-    def test_a_log_that_was_emptied_out_begins_again(self, log: Log) -> None:
-        log.append(b"a", held=True)
-        log.queue.acknowledge(1, 1)
-        queue = log.reopen()
-        assert (queue.depth, queue.read()) == (0, [])
-        assert log.append(b"b") == 2
-        assert read_all(queue) == [(2, b"b")]
-
-    def test_a_torn_tail_is_cut_and_said(self, log: Log, caplog: pytest.LogCaptureFixture) -> None:
-        log.append(b"a")
-        log.append(b"b")
-        del log.files.content(log.files.paths()[0])[-1]
-        queue = log.reopen(killed=True)
-        assert queue.depth == 1
-        torn = BLOCK_HEADER_BYTES + 34
-        path = log.files.paths()[0]
-        assert f"TOPIC(t): cut {torn} torn bytes off {path}" in caplog.text
-        log.append(b"c")
-        assert read_all(queue) == [(1, b"a"), (2, b"c")]
-
-    def test_a_number_given_again_is_not_acknowledged_already(self, log: Log) -> None:
-        """Power loss: the journal was kept, the record it speaks of was not."""
-        log.append(b"a")
-        log.append(b"lost")
-        read_all(log.queue)
-        log.queue.acknowledge(2, 1)
-        log.queue.flush()
-        del log.files.content(log.files.paths(".segment")[0])[-1]
-        log.reopen(killed=True)
-        assert log.append(b"new") == 2
-        assert bodies(log.reopen(killed=True)) == [b"a", b"new"]
-
-    def test_a_journal_without_a_segment_is_removed(self, log: Log) -> None:
-        """Its acknowledgements would be taken for those of a later segment of the same name."""
-        log.append(b"a", held=True)
-        log.queue.acknowledge(1, 1)
-        log.queue.flush()
-        log.files.fail("remove", path=".journal")
-        log.queue.empty()
-        assert log.files.paths() == ["q/00000000000000000001.journal"]
-        log.reopen(killed=True)
-        assert log.append(b"new") == 1
-        assert bodies(log.reopen(killed=True)) == [b"new"]
-
-    def test_files_of_others_are_left_alone(self, log: Log) -> None:
-        log.append(b"a")
-        log.files.put("q/notes.segment", b"mine")
-        log.files.put("q/00000000000000000001.segment.16.bad", b"damaged")
-        assert bodies(log.reopen()) == [b"a"]
-        assert log.files.content("q/notes.segment") == b"mine"
-
-    def test_a_directory_that_cannot_be_read_is_an_error(self, log: Log) -> None:
-        log.append(b"a")
-        log.files.fail("read", errno=errno.EIO)
-        with pytest.raises(StorageError, match="Input/output error"):
-            log.open()
-
-    def test_the_first_segments_need_not_be_open_all_at_once(self, log: Log) -> None:
-        for _ in range(30):
-            log.append(b"x" * 40)
-        log.reopen()
-        assert len(log.files.open_files) == 1
-
-
-class TestDamage:
-    @pytest.mark.parametrize("number", [1, 2, 3])
-    def test_one_flipped_bit_costs_one_block(
-        self, log: Log, number: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        for index in (1, 2, 3, 4):
-            log.append(b"x" * 40 + b"%d" % index)
-        log.damage(number)
-        kept = [index for index in (1, 2, 3, 4) if index != number]
-        queue = log.queue
-        assert [found for found, _ in read_all(queue)] == kept
-        assert (queue.depth, queue.unread, queue.bad_blocks) == (3, 0, 1)
-        (bad,) = log.files.paths(".bad")
-        offset = 16 + (number - 1) * (BLOCK_HEADER_BYTES + 75)
-        assert bad == f"q/00000000000000000001.segment.{offset}.bad"
-        assert len(log.files.content(bad)) == BLOCK_HEADER_BYTES + 75
-        assert f"at byte {offset}: checksum of the block does not match" in caplog.text
-
-    def test_the_lost_ones_are_acknowledged_so_that_the_segment_can_go(self, log: Log) -> None:
-        for _ in range(4):
-            log.append(b"x" * 40)
-        log.damage(2)
-        for number, _ in read_all(log.queue):
-            log.queue.acknowledge(number, 1)
-        log.queue.flush()
-        assert log.segments() == names(4)
-        assert bodies(log.reopen()) == []
-
-    def test_a_damaged_header_too(self, log: Log) -> None:
-        log.append(b"a")
-        log.append(b"b", b"c")
-        log.files.content(log.files.paths()[0])[16] ^= 1
-        assert read_all(log.queue) == [(2, b"b"), (3, b"c")]
-        assert (log.queue.bad_blocks, log.queue.depth) == (1, 2)
-
-    def test_damage_that_cannot_be_set_aside_does_not_stop_the_rest(
-        self, log: Log, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        log.append(b"a", b"b", b"c")
-        log.damage(2)
-        log.files.fail("write", times=-1)
-        assert bodies(log.queue) == [b"a", b"c"]
-        assert "cannot write" in caplog.text
-        assert log.queue.bad_blocks == 1
-
-    def test_a_file_that_vanished_costs_only_its_own_messages(self, log: Log) -> None:
-        for _ in range(9):
-            log.append(b"x" * 40)
-        log.queue.end_sync(log.queue.take_unsynced(), safe=True)
-        log.files.remove(log.files.paths(".segment")[1])
-        assert [number for number, _ in read_all(log.queue)] == [1, 2, 3, 7, 8, 9]
-        assert (log.queue.depth, log.queue.bad_blocks) == (6, 1)
-
-    def test_whole_blocks_behind_the_end_of_a_segment_are_not_its_own(self, log: Log) -> None:
-        """An append failed half-way, could not be cut off, and went to the next segment."""
-        log.append(b"x" * 40)
-        log.append(b"x" * 40)
-        torn = BLOCK_HEADER_BYTES + 74
-        log.files.fail("write", torn=torn)
-        log.files.fail("truncate")
-        with raises_full():
-            log.append(b"y" * 40)
-        log.append(b"z" * 140)
-        assert log.segments() == names(1, 3)
-        queue = log.reopen(killed=True)
-        assert queue.depth == 3
-        assert read_all(queue) == [(1, b"x" * 40), (2, b"x" * 40), (3, b"z" * 140)]
-        assert (queue.depth, queue.bad_blocks) == (3, 1)
-
-
 class TestFaults:
     def test_a_failed_append_stores_nothing(self, log: Log) -> None:
         log.append(b"a")
@@ -566,24 +327,6 @@ class TestFaults:
         log.append(b"c")
         assert read_all(log.queue) == [(2, b"c")]
 
-    def test_a_failed_read_is_made_again(self, log: Log) -> None:
-        log.append(b"a", b"b")
-        log.files.fail("read", errno=errno.EIO)
-        with pytest.raises(StorageError, match="Input/output error"):
-            log.queue.read()
-        assert log.queue.unread == 2
-        assert bodies(log.queue) == [b"a", b"b"]
-
-    def test_what_was_read_before_a_fault_is_given_out(self, log: Log) -> None:
-        log.append(b"a", b"b", b"c")
-        log.damage(2)
-        log.files.fail("read", skip=1, errno=errno.EIO)
-        (run,) = log.queue.read()
-        assert numbered(run) == [(1, b"a")]
-        assert (log.queue.unread, log.queue.bad_blocks) == (2, 0)
-        assert read_all(log.queue) == [(3, b"c")]
-        assert log.queue.bad_blocks == 1
-
     def test_every_write_may_fail_once_and_nothing_is_lost(self) -> None:
         """A fixed run of appends and flushes, with the n-th write failing, for every n."""
         for nth in range(40):
@@ -614,115 +357,6 @@ def _succeeds(action: Callable[[], object]) -> bool:
     except StorageError:
         return False
     return True
-
-
-class TestSync:
-    def test_files_are_handed_out_once(self, log: Log) -> None:
-        assert log.queue.take_unsynced() == []
-        log.append(b"a", held=True)
-        log.append(b"b", held=True)
-        assert log.listener.unsynced == 1
-        (segment,) = log.queue.take_unsynced()
-        assert log.queue.take_unsynced() == []
-        log.queue.acknowledge(1, 1)
-        log.queue.flush()
-        assert log.listener.unsynced == 2
-        (journal,) = log.queue.take_unsynced()
-        assert segment is not journal
-
-    def test_sync_every_counts_writes(self) -> None:
-        log = Log(sync_every=3)
-        for overdue in (0, 0, 1, 1):
-            log.append(b"a")
-            assert log.listener.overdue == overdue
-        log.queue.take_unsynced()
-        for overdue in (1, 1, 2):
-            log.append(b"a")
-            assert log.listener.overdue == overdue
-
-    def test_a_file_being_synced_is_closed_afterwards(self, log: Log) -> None:
-        for _ in range(4):
-            log.append(b"x" * 40, held=True)
-        syncing = log.queue.take_unsynced()
-        log.queue.acknowledge(1, 3)
-        log.queue.flush()
-        assert log.segments() == names(4)
-        for file in syncing:
-            file.sync()  # would fail on a closed file
-        log.queue.end_sync(syncing, safe=True)
-        assert len(log.files.open_files) == 1
-
-    def test_a_file_let_go_during_a_sync_stays_open_for_the_next(self, log: Log) -> None:
-        """The log rolls on while it is synced; a descriptor closed here may be another file's."""
-        log.append(b"x" * 40)
-        syncing = log.queue.take_unsynced()
-        for _ in range(6):
-            log.append(b"x" * 40)
-        assert log.segments() == names(1, 4, 7)
-        log.queue.end_sync(syncing, safe=True)
-        unsynced = log.queue.take_unsynced()
-        assert len(unsynced) == 3
-        for file in unsynced:
-            file.sync()  # would fail on a closed file
-        log.queue.end_sync(unsynced, safe=True)
-        assert bodies(reopened_after_power_loss(log)) == [b"x" * 40] * 7
-
-    def test_what_is_deleted_need_not_be_synced(self, log: Log) -> None:
-        for _ in range(4):
-            log.append(b"x" * 40, held=True)
-        log.queue.acknowledge(1, 3)
-        log.queue.flush()
-        assert len(log.queue.take_unsynced()) == 1
-        assert len(log.files.open_files) == 1
-
-    def test_emptying_and_closing_during_a_sync_leaves_it_its_files(self, log: Log) -> None:
-        """A channel is deleted while its last messages are on their way to the device."""
-        log.append(b"a", held=True)
-        syncing = log.queue.take_unsynced()
-        log.append(b"b", held=True)
-        log.queue.empty()
-        log.queue.close()
-        for file in syncing:
-            file.sync()
-        log.queue.end_sync(syncing, safe=True)
-        assert log.files.open_files == []
-
-    def test_closing_during_a_sync_syncs_the_rest_and_leaves_it_its_files(self, log: Log) -> None:
-        log.append(b"a", held=True)
-        syncing = log.queue.take_unsynced()
-        log.append(b"b", held=True)
-        log.queue.close()
-        assert bodies(reopened_after_power_loss(log)) == [b"a", b"b"]
-        for file in syncing:
-            file.sync()
-        log.queue.end_sync(syncing, safe=True)
-        assert log.files.open_files == []
-
-    def test_what_was_synced_survives_a_power_loss(self, log: Log) -> None:
-        log.append(b"a", b"b", held=True)
-        for file in log.queue.take_unsynced():
-            file.sync()
-        log.append(b"c", held=True)
-        assert bodies(reopened_after_power_loss(log)) == [b"a", b"b"]
-
-    def test_closing_syncs(self, log: Log) -> None:
-        log.append(b"a", b"b", held=True)
-        log.queue.acknowledge(1, 1)
-        log.queue.close()
-        assert bodies(reopened_after_power_loss(log)) == [b"b"]
-
-    def test_closing_lets_go_of_its_files_even_if_it_fails(self, log: Log) -> None:
-        log.append(b"a", held=True)
-        log.files.fail("sync", errno=errno.EIO)
-        with pytest.raises(StorageError, match="Input/output error"):
-            log.queue.close()
-        assert log.files.open_files == []
-
-
-def reopened_after_power_loss(log: Log) -> DiskQueue:
-    survivor = Log()
-    survivor.files = log.files.after_power_loss()
-    return survivor.open()
 
 
 class TestEmpty:
@@ -793,31 +427,3 @@ def test_a_long_random_life_of_a_log() -> None:
 def _batch(random: Random, step: int, index: int) -> Batch:
     count = random.choice([1, 1, 2, 5])
     return batch_of(*(b"%d.%d.%d" % (step, index, place) for place in range(count)))
-
-
-def test_a_sealed_segment_that_is_the_last_takes_no_more_records(log: Log) -> None:
-    """A seal says where a segment ends; what is appended behind it would not be found."""
-    _, second, _ = (log.append(letter * 200) for letter in (b"a", b"b", b"c"))
-    log.queue.acknowledge(second, 1)
-    log.queue.flush()  # deletes the second segment and seals the first
-    log.queue.close()
-    log.files.remove(log.files.paths(".segment")[-1])  # lost, as a power cut may do
-    log.open()
-    log.append(b"new")
-    queue = log.reopen(killed=True)
-    assert [body for _, body in read_all(queue)] == [b"a" * 200, b"new"]
-
-
-def test_a_sealed_segment_with_no_record_left_keeps_its_name(log: Log) -> None:
-    """It may have vanished and been made anew, empty, and the ones behind it be gone."""
-    _, second, _ = (log.append(letter * 200) for letter in (b"a", b"b", b"c"))
-    log.queue.acknowledge(second, 1)
-    log.queue.flush()
-    log.queue.close()
-    first, last = log.files.paths(".segment")
-    log.files.remove(last)
-    log.files.put(first, b"")
-    log.open()
-    log.append(b"new")
-    queue = log.reopen(killed=True)
-    assert [body for _, body in read_all(queue)] == [b"new"]

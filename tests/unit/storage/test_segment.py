@@ -52,7 +52,8 @@ def contents(segment: Segment, max_bytes: int = READ_ALL) -> list[list[bytes] | 
 
 def reopened(files: FakeFiles) -> tuple[Segment, int]:
     segment = Segment(files, "q", 5)
-    return segment, segment.recover()
+    segment.recover()
+    return segment, segment.trim()
 
 
 def test_the_file_begins_with_magic_and_first_number(files: FakeFiles, segment: Segment) -> None:

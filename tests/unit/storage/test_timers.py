@@ -2,15 +2,19 @@
 
 import errno
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqpy.clock import MILLISECOND
 from nsqpy.errors import StorageError
 from nsqpy.message import Batch
-from nsqpy.storage.diskqueue import DiskQueue, StoredRun
+from nsqpy.storage.diskqueue import DiskQueue
 from nsqpy.storage.timers import NEAR_MS, Slot, TimerWheel, slot_directories, slot_for
 from tests.unit.fakes import FakeFiles, FakeListener, batch_of, bodies_of
+
+if TYPE_CHECKING:
+    from nsqpy.storage.reader import StoredRun
 
 SECOND_MS = 1000
 HOUR_MS = 3600 * SECOND_MS
@@ -227,8 +231,7 @@ class TestOnDisk:
         (path,) = timers.files.paths(".segment")
         timers.files.content(path)[-1] ^= 1
         again = timers.restart()
-        # The end of the last segment is cut off at the start; so damage what is found later.
-        assert again.wheel.count == 1
+        assert (again.wheel.count, again.wheel.bad_blocks) == (1, 1)
         timers.files.content(path)[-1] ^= 1
         timers.files.content(path)[80] ^= 1
         again = timers.restart()
@@ -287,17 +290,33 @@ class TestFaults:
         came = [due for _, dues in timers.run_until(NOW_MS + 2 * HOUR_MS) for due in dues]
         assert sorted(came) == [NOW_MS + HOUR_MS] * 50 + [NOW_MS + HOUR_MS + 9]
 
-    def test_on_a_disk_that_stays_full_they_come_when_their_slot_has_passed(
+    def test_on_a_disk_that_stays_full_they_are_read_when_their_slot_begins(
         self, timers: Timers
     ) -> None:
+        many, also = timers.batch(HOUR_MS, 50), timers.batch(2 * HOUR_MS, 50)
+        timers.wheel.append([many, also], NOW_MS)
+        begins = [slot_for(batch.deliver_at_ns, NOW_MS).start_ms for batch in (many, also)]
+        timers.files.fail("write", times=-1, errno=errno.ENOSPC)
+        for begin_ms in begins:
+            timers.now_ms = begin_ms - SECOND_MS  # too early to give up splitting
+            with pytest.raises(StorageError):
+                timers.wheel.advance(timers.now_ms, ROOM)
+            timers.now_ms = begin_ms
+            taken = timers.wheel.advance(timers.now_ms, ROOM)
+            assert taken is not None
+            assert sum(run.stop - run.start for run in taken[1]) == 50
+        assert timers.wheel.count == 0
+
+    def test_without_room_they_come_when_their_slot_has_passed(self, timers: Timers) -> None:
         timers.wheel.append([timers.batch(HOUR_MS, 50)], NOW_MS)
         assert timers.wheel.look_ms is not None
         timers.now_ms = timers.wheel.look_ms
         timers.files.fail("write", times=-1, errno=errno.ENOSPC)
-        with pytest.raises(StorageError):
-            timers.wheel.advance(timers.now_ms, ROOM)
+        for now_ms in (timers.now_ms, NOW_MS + HOUR_MS):
+            with pytest.raises(StorageError):
+                timers.wheel.advance(now_ms, 0)
         timers.now_ms = NOW_MS + HOUR_MS + NEAR_MS
-        taken = timers.wheel.advance(timers.now_ms, ROOM)
+        taken = timers.wheel.advance(timers.now_ms, 0)
         assert taken is not None
         assert sum(run.stop - run.start for run in taken[1]) == 50
 
