@@ -6,7 +6,6 @@ Everything a channel counts is written here and nowhere else. Time arrives as ar
 Source: nsqd/channel.go; reference nsqd 1.8, 2.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -15,12 +14,21 @@ from typing import TYPE_CHECKING
 
 from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
-from nsqpy.core.dead_letters import REQUEUE, TIMEOUT, DeadLetters, bodies_of, by_attempts
-from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.dead_letters import (
+    REQUEUE,
+    TIMEOUT,
+    DeadLetterPolicy,
+    DeadLetters,
+    Publish,
+    bodies_of,
+)
+from nsqpy.core.deadlines import NEVER
 from nsqpy.core.deferred import DeferredMessages
 from nsqpy.core.flight import Flight
+from nsqpy.core.in_flight import InFlight
 from nsqpy.core.lease import LeaseState
 from nsqpy.core.lease_book import LeaseBook
+from nsqpy.core.redelivery import Redelivery
 from nsqpy.core.subscription import Subscription
 from nsqpy.core.window import NOT_STORED, Run, Window, store_changed
 from nsqpy.errors import NSQError, StorageError
@@ -30,27 +38,11 @@ from nsqpy.storage.diskqueue import DiskQueue
 if TYPE_CHECKING:
     from nsqpy.core.latency import LatencyWindow
 
-__all__ = ["DISPATCH_MAX_BYTES", "Channel", "NotInFlightError", "NotOwnerError"]
-
-log = logging.getLogger(__name__)
+__all__ = ["DISPATCH_MAX_BYTES", "Channel"]
 
 # What one consumer is given in one turn; with the connection's own high-water mark this bounds
 # what is buffered for a client that does not read.
 DISPATCH_MAX_BYTES = 512 * 1024
-
-
-class NotInFlightError(NSQError):
-    """Unknown id, or its time ran out first."""
-
-    def __str__(self) -> str:
-        return "ID not in flight"
-
-
-class NotOwnerError(NSQError):
-    """In flight to another client."""
-
-    def __str__(self) -> str:
-        return "client does not own message"
 
 
 class Channel:
@@ -78,15 +70,14 @@ class Channel:
         self.name = name
         self._agenda = agenda
         self._random = random
-        self._max_msg_timeout_ns = max_msg_timeout_ns
         self._log = queue_log
         self._log_all = log_all and queue_log is not None
         self._window = Window(
             queue_log, limit=window_limit, log_all=self._log_all, drop_oldest=drop_oldest
         )
-        self._in_flight: dict[MessageID, Flight] = {}
-        self._flights: DeadlineHeap[Flight] = DeadlineHeap()
+        self._in_flight = InFlight(max_msg_timeout_ns)
         self._deferred = deferred
+        self._redelivery = Redelivery(name, self._window, deferred)
         self.leases = leases
         if leases is not None:
             leases.attach(self)
@@ -100,9 +91,7 @@ class Channel:
         self.requeue_count = 0
         self.timeout_count = 0
         self.finish_count = 0
-        self.delivered_count = 0
         self.sampled_out_count = 0
-        self.dead_letters: DeadLetters | None = None  # the broker's to set, with a policy
         self.latency: LatencyWindow | None = None  # the broker's to set, if it is wanted
 
     @property
@@ -122,6 +111,15 @@ class Channel:
     @property
     def in_flight_count(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def delivered_count(self) -> int:
+        return self._in_flight.launched_count
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """None unless a policy has been set."""
+        return self._redelivery.letters
 
     @property
     def bad_block_count(self) -> int:
@@ -148,7 +146,7 @@ class Channel:
     def soonest_deadline_ns(self) -> int:
         """When ``expire`` next has something to do, or NEVER."""
         leases = self.leases.soonest_ns() if self.leases is not None else NEVER
-        soonest = (self._flights.soonest_ns(), self._deferred.soonest_ns(), leases)
+        soonest = (self._in_flight.soonest_ns(), self._deferred.soonest_ns(), leases)
         return min((due_ns for due_ns in soonest if due_ns != NEVER), default=NEVER)
 
     def next_deferred_ns(self, now: Instant) -> int:
@@ -243,9 +241,13 @@ class Channel:
                 break
             if subscription.sample_rate:
                 runs = self._sample(subscription.sample_rate, runs)
-            frames = self._launch(subscription, runs, now_ns)
+            frames = self._in_flight.launch(subscription, runs, now_ns)
+            if runs and not frames:
+                runs = self._hold_twins(runs, now_ns + subscription.msg_timeout_ns)
+                frames = self._in_flight.launch(subscription, runs, now_ns)
             if frames:
                 deliveries.append((subscription, frames))
+                self.deadlines_changed = True
             del ready[subscription]  # to the back of the line, if it is still in it
             if subscription.credit:
                 ready[subscription] = None
@@ -253,46 +255,12 @@ class Channel:
             self._agenda.note_channel(self)
         return deliveries
 
-    def _launch(self, subscription: Subscription, runs: list[Run], now_ns: int) -> list[bytes]:
-        if not runs:
-            return []
-        frames: list[bytes] = []
-        ids: list[MessageID] = []
-        for run in runs:
-            run.compact()
-            frames.append(run.batch.frames(run.start, run.stop))
-            ids += run.batch.ids(run.start, run.stop)
-        deadline_ns = now_ns + subscription.msg_timeout_ns
-        flight = Flight(subscription, runs, ids, now_ns)
-        launched = dict.fromkeys(ids, flight)
-        if len(launched) < len(ids) or not launched.keys().isdisjoint(self._in_flight.keys()):
-            return self._launch(subscription, self._defer_twins(runs, deadline_ns), now_ns)
-        self._in_flight.update(launched)
-        self._flights.add(flight, deadline_ns)
-        self.deadlines_changed = True
-        subscription.in_flight_count += len(ids)
-        subscription.message_count += len(ids)
-        self.delivered_count += len(ids)
-        return frames
-
-    def _defer_twins(self, runs: list[Run], deadline_ns: int) -> list[Run]:
-        """Hold back messages whose id is in flight already; returns the others.
-
-        After a crash between a move and its acknowledgement both copies of a message are in the
-        log, and a clock that was set back makes ids come again. Answers name ids, so only one
-        message of an id can be out at a time.
-        """
-        free: list[Run] = []
-        seen: set[MessageID] = set()
-        for run in runs:
-            for index, message_id in enumerate(run.batch.ids(run.start, run.stop)):
-                one = run.part(index, index + 1)
-                if message_id in self._in_flight or message_id in seen:
-                    self._deferred.hold(one, deadline_ns)
-                    self.deadlines_changed = True
-                else:
-                    seen.add(message_id)
-                    free.append(one)
+    def _hold_twins(self, runs: list[Run], deadline_ns: int) -> list[Run]:
+        """Keep messages back while others with their ids are in flight; returns the rest."""
+        free, twins = self._in_flight.tell_apart(runs)
+        for run in twins:
+            self._deferred.hold(run, deadline_ns)
+            self.deadlines_changed = True
         return free
 
     def _sample(self, rate: int, runs: list[Run]) -> list[Run]:
@@ -318,35 +286,12 @@ class Channel:
 
         Source: FIN in docs/protocol.md.
         """
-        failures: list[tuple[MessageID, NSQError]] = []
-        in_flight = self._in_flight
-        at, count = 0, len(ids)
-        while at < count:
-            flight = in_flight.get(ids[at])
-            if flight is None or flight.subscription is not subscription:
-                failures.append((ids[at], _not_ours(flight)))
-                at += 1
-                continue
-            place = flight.place(ids[at])
-            length = 1
-            if place == flight.answered and not flight.holes:
-                # Everything behind ``answered`` is still out: answers in the order of delivery
-                # are taken as one stretch.
-                length = _common_length(flight.ids, place, ids, at)
-            for message_id in ids[at : at + length]:
-                del in_flight[message_id]
-            runs = flight.answer(place, place + length)
-            for run in runs:
-                run.acknowledge(0, len(run))
-            if self.latency is not None and wall_ns:
-                self.latency.add(runs, wall_ns)
-            if flight.remaining:
-                flight.shrink()
-            else:
-                self._flights.discard(flight)
-            at += length
-        finished = count - len(failures)
-        subscription.in_flight_count -= finished
+        runs, failures = self._in_flight.finish(subscription, ids)
+        for run in runs:
+            run.acknowledge(0, len(run))
+        if self.latency is not None and wall_ns:
+            self.latency.add(runs, wall_ns)
+        finished = len(ids) - len(failures)
         subscription.finish_count += finished
         self.finish_count += finished
         self.update_credit(subscription)
@@ -366,41 +311,13 @@ class Channel:
 
         Source: REQ in docs/protocol.md; nsqd/channel.go, RequeueMessage.
         """
-        run = self._take_one(subscription, message_id)
-        subscription.in_flight_count -= 1
+        run = self._in_flight.take(subscription, message_id)
         subscription.requeue_count += 1
         self.requeue_count += 1
-        self._fail(run, REQUEUE, delay_ns, now)
+        self._redelivery.fail(run, REQUEUE, delay_ns, now)
+        self.deadlines_changed = True
         self.update_credit(subscription)
         self._agenda.note_channel(self)
-
-    def _fail(self, run: Run, failure: str, delay_ns: int, now: Instant) -> int:
-        """A delivery failed: there is another, unless the policy says that it was the last.
-
-        Returns how many messages are available at once.
-        """
-        letters = self.dead_letters
-        if letters is None:
-            return self._deliver_again(run, delay_ns, now)
-        available = 0
-        for part, attempts in by_attempts(run):
-            if letters.policy.is_spent(attempts):
-                letters.bury(part, failure)
-            else:
-                wait_ns = delay_ns or letters.policy.delay_ns(attempts)
-                available += self._deliver_again(part, wait_ns, now)
-        return available
-
-    def _deliver_again(self, run: Run, delay_ns: int, now: Instant) -> int:
-        if not delay_ns:
-            self._window.put_run(run.again())
-            return len(run)
-        self.deadlines_changed = True
-        try:
-            self._deferred.again(run, delay_ns, now)
-        except StorageError as error:
-            log.error("CHANNEL(%s): delay not stored - %s", self.name, error)
-        return 0
 
     def touch(self, subscription: Subscription, message_id: MessageID, now_ns: int) -> None:
         """Give a message its full timeout again, up to the limit since its delivery.
@@ -410,32 +327,7 @@ class Channel:
 
         Source: TOUCH in docs/protocol.md; nsqd/channel.go, TouchMessage.
         """
-        flight = self._in_flight.get(message_id)
-        if flight is None or flight.subscription is not subscription:
-            raise _not_ours(flight)
-        limit_ns = flight.delivered_ns + self._max_msg_timeout_ns
-        deadline_ns = min(now_ns + subscription.msg_timeout_ns, limit_ns)
-        if len(flight.ids) > 1:  # it gets a deadline of its own
-            delivered_ns = flight.delivered_ns
-            run = self._take_one(subscription, message_id)
-            flight = Flight(subscription, [run], [message_id], delivered_ns)
-            self._in_flight[message_id] = flight
-            self._flights.add(flight, deadline_ns)
-        else:
-            self._flights.move(flight, deadline_ns)
-
-    def _take_one(self, subscription: Subscription, message_id: MessageID) -> Run:
-        flight = self._in_flight.get(message_id)
-        if flight is None or flight.subscription is not subscription:
-            raise _not_ours(flight)
-        del self._in_flight[message_id]
-        place = flight.place(message_id)
-        (run,) = flight.answer(place, place + 1)
-        if flight.remaining:
-            flight.shrink()
-        else:
-            self._flights.discard(flight)
-        return run
+        self._in_flight.touch(subscription, message_id, now_ns)
 
     # -- time -------------------------------------------------------------------------------
 
@@ -448,7 +340,7 @@ class Channel:
             StorageError: the disk refused what deferred messages need of it; they wait.
         """
         available = 0
-        while (flight := self._flights.pop_due(now.monotonic_ns)) is not None:
+        while (flight := self._in_flight.pop_due(now.monotonic_ns)) is not None:
             available += self._time_out(flight, now)
         self.deadlines_changed = True  # whoever called has to ask for the next one
         if available:
@@ -469,40 +361,35 @@ class Channel:
         for run in fitting:
             self._window.put_run(run)
         if rest:
-            batches = [run.batch.slice(run.start, run.stop) for run in rest]
             try:
-                self._window.put([Batch(batch.data, batch.offsets) for batch in batches])
+                self._window.store(rest)
             except StorageError:
                 self._deferred.retry_later(rest, now)
                 raise
-            for run in rest:
-                run.move()
         return sum(map(len, runs))
 
     def _time_out(self, flight: Flight, now: Instant) -> int:
-        count = flight.remaining
         available = 0
-        for start, stop in flight.unanswered():
-            for message_id in flight.ids[start:stop]:
-                del self._in_flight[message_id]
-            for run in flight.answer(start, stop):
-                available += self._fail(run, TIMEOUT, 0, now)
-        self.timeout_count += count
-        flight.subscription.in_flight_count -= count
+        for run in flight.left():
+            available += self._redelivery.fail(run, TIMEOUT, 0, now)
+        self.timeout_count += flight.remaining
         if flight.subscription in self.subscriptions:
             self.update_credit(flight.subscription)
         return available
 
     def time_out(self, subscription: Subscription, now: Instant) -> None:
         """A consumer is cut off: what it has in flight times out now."""
-        for flight in self._flights.items():
-            if flight.subscription is subscription:
-                self._flights.discard(flight)
-                self._time_out(flight, now)
+        for flight in self._in_flight.take_all(subscription):
+            self._time_out(flight, now)
         self.deadlines_changed = True
         self._agenda.note_channel(self)
 
     # -- dead letters -----------------------------------------------------------------------
+
+    def set_policy(self, policy: DeadLetterPolicy, topic: str, publish: Publish) -> None:
+        """From here on failed deliveries are treated as ``policy`` says; ``topic`` takes dead
+        letters, which ``publish`` brings there."""
+        self._redelivery.set_policy(policy, topic, publish=publish, put_back=self.take_back)
 
     def take_back(self, run: Run) -> None:
         """Messages that their dead letter topic does not take are delivered once more."""
@@ -547,23 +434,7 @@ class Channel:
         Raises:
             StorageError: nothing is taken.
         """
-        runs = self._window.take(limit, max_bytes)
-        ours: list[Run] = []
-        others: list[Run] = []
-        for run in runs:
-            stranger = run.log is not self._log and run.number != NOT_STORED
-            (others if stranger else ours).append(run)
-        if not others:
-            return runs
-        batches = [run.batch.slice(run.start, run.stop) for run in others]
-        try:
-            self.log.append([Batch(batch.data, batch.offsets) for batch in batches], held=False)
-        except StorageError:
-            self._window.put_back(runs)
-            raise
-        for run in others:
-            run.move()
-        return ours
+        return self._window.take_own(limit, max_bytes)
 
     def put_back(self, runs: Sequence[Run]) -> None:
         self._window.put_back(runs)
@@ -576,41 +447,14 @@ class Channel:
         Raises:
             StorageError: they are where they were.
         """
-        letters = self.dead_letters
-        first = stop = 0
-        if letters is None:
-            first = self.log.append([run.batch.raised(run.start, run.stop)], held=False)
-            stop = first + len(run)
-            run.move()
-        else:
-            self._fail_later(run, failure, letters, now)
+        first, stop = self._redelivery.fail_stored(run, f"lease {failure}", now)
+        self.deadlines_changed = True
         if failure == LeaseState.EXPIRED:
             self.timeout_count += len(run)
         else:
             self.requeue_count += len(run)
         self._agenda.note_channel(self)
         return first, stop
-
-    def _fail_later(self, run: Run, failure: str, letters: DeadLetters, now: Instant) -> None:
-        """As ``_fail``, for so many messages that memory is no place for them."""
-        policy = letters.policy
-        again: list[Run] = []
-        others: list[tuple[Run, int]] = []
-        for part, attempts in by_attempts(run):
-            if policy.is_spent(attempts) or policy.delay_ns(attempts):
-                others.append((part, attempts))
-            else:
-                again.append(part)
-        if again:
-            batches = [part.batch.raised(part.start, part.stop) for part in again]
-            self.log.append(batches, held=False)
-            for part in again:
-                part.move()
-        for part, attempts in others:
-            if policy.is_spent(attempts):
-                letters.bury(part, f"lease {failure}")
-            else:
-                self._deliver_again(part, policy.delay_ns(attempts), now)
 
     def take_out(self, ranges: Sequence[list[int]]) -> int:
         """Acknowledge what of these records of the log is ready; returns how many they were.
@@ -632,7 +476,7 @@ class Channel:
 
     @property
     def dying_count(self) -> int:
-        return self.dead_letters.pending_count if self.dead_letters is not None else 0
+        return self._redelivery.dying_count
 
     # -- administration ---------------------------------------------------------------------
 
@@ -652,14 +496,11 @@ class Channel:
     def _drop_all(self) -> None:
         self._window.clear()
         self._in_flight.clear()
-        self._flights.clear()
         self._deferred.empty()
-        if self.dead_letters is not None:
-            self.dead_letters.clear()
+        self._redelivery.clear()
         if self._log is not None:
             self._log.empty()
         for subscription in self.subscriptions:
-            subscription.in_flight_count = 0
             self.update_credit(subscription)
 
     def delete(self) -> None:
@@ -686,11 +527,8 @@ class Channel:
         ready = self._window.clear()
         if self.leases is not None:
             ready += self.leases.stop()
-        for flight in self._flights.clear():
-            for start, stop in flight.unanswered():
-                ready += [run.again() for run in flight.answer(start, stop)]
-        if self.dead_letters is not None:
-            ready += [run.again() for run in self.dead_letters.clear()]
+        failed = [run for flight in self._in_flight.clear() for run in flight.left()]
+        ready += [run.again() for run in (*failed, *self._redelivery.clear())]
         try:
             if self._log is not None:
                 store_changed(self._log, ready)
@@ -704,14 +542,9 @@ class Channel:
             AssertionError: a record is owed twice, by nobody, or a count is wrong.
         """
         waiting = self._deferred.runs()
-        flying = [
-            run
-            for flight in self._flights.items()
-            for start, stop in flight.unanswered()
-            for run in flight.runs_between(start, stop)
-        ]
+        flying = [run for flight in self._in_flight.flights() for run in flight.left()]
         ready = self._window.runs()
-        dying = self.dead_letters.runs() if self.dead_letters is not None else []
+        dying = self._redelivery.dying()
         assert sum(map(len, flying)) == len(self._in_flight), "in flight: runs and ids differ"
         unread = self._deferred.waiting()
         deferred_count = sum(map(len, waiting)) + sum(unread.values())
@@ -744,18 +577,3 @@ class Channel:
             if self.leases is not None:
                 closing.callback(self.leases.close)
             closing.callback(self._deferred.close)
-
-
-def _not_ours(flight: Flight | None) -> NSQError:
-    return NotInFlightError() if flight is None else NotOwnerError()
-
-
-def _common_length(ours: list[MessageID], place: int, theirs: list[MessageID], at: int) -> int:
-    """How far ``ours[place:]`` and ``theirs[at:]`` agree; at least 1, which the caller knows."""
-    length = min(len(ours) - place, len(theirs) - at)
-    if ours[place : place + length] == theirs[at : at + length]:
-        return length
-    agree = 1
-    while ours[place + agree] == theirs[at + agree]:
-        agree += 1
-    return agree

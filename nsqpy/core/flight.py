@@ -25,6 +25,7 @@ class Flight:
         "delivered_ns",
         "holes",
         "ids",
+        "remaining",
         "runs",
         "subscription",
     )
@@ -37,15 +38,12 @@ class Flight:
         self.ids = ids
         self.delivered_ns = now_ns
         self.deadline_ns = NEVER
+        self.remaining = len(ids)
         self.answered = 0
         self.holes: set[int] = set()
         self._places: dict[MessageID, int] | None = None
         self._run = 0  # the run that holds place ``_run_at``, to go through runs only once
         self._run_at = 0
-
-    @property
-    def remaining(self) -> int:
-        return len(self.ids) - self.answered - len(self.holes)
 
     def place(self, message_id: MessageID) -> int:
         if self.ids[self.answered] == message_id:
@@ -57,6 +55,7 @@ class Flight:
     def answer(self, start: int, stop: int) -> list[Run]:
         """Take messages ``start`` to ``stop`` out of the flight; what they are, as runs."""
         taken = self.runs_between(start, stop)
+        self.remaining -= stop - start
         if start == self.answered:
             self.answered = stop
             while self.answered in self.holes:
@@ -71,11 +70,8 @@ class Flight:
         long must not keep whole batches in memory. It costs a copy of an eighth at most."""
         if self.remaining * 8 >= len(self.ids):
             return
-        runs: list[Run] = []
-        ids: list[MessageID] = []
-        for start, stop in self.unanswered():
-            runs += self.runs_between(start, stop)
-            ids += self.ids[start:stop]
+        runs = self.left()
+        ids = [one for start, stop in self.unanswered() for one in self.ids[start:stop]]
         for run in runs:
             run.compact()
         self.runs, self.ids = runs, ids
@@ -94,6 +90,10 @@ class Flight:
         if start < len(self.ids):
             stretches.append((start, len(self.ids)))
         return stretches
+
+    def left(self) -> list[Run]:
+        """What has not been answered."""
+        return [run for start, stop in self.unanswered() for run in self.runs_between(start, stop)]
 
     def runs_between(self, start: int, stop: int) -> list[Run]:
         """What messages ``start`` to ``stop`` are, without taking them out."""

@@ -4,11 +4,16 @@ One sync at a time serves everyone who waits when it begins; who comes later is 
 The core decides what and when, the daemon runs it in a thread: ``begin``, ``run``, ``end``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsqpy.clock import SECOND
+from nsqpy.config import Durability
+from nsqpy.core.agenda import Agenda
 from nsqpy.core.deadlines import NEVER
+from nsqpy.core.disk_health import DiskHealth
 from nsqpy.core.topic import Ticket
+from nsqpy.core.trash import TrashBin
 from nsqpy.errors import StorageError
 from nsqpy.storage.diskqueue import DiskQueue, Moves
 from nsqpy.storage.files import File
@@ -41,38 +46,85 @@ class SyncWork:
 
 
 class GroupCommit:
-    """``every_write`` is ``--durability=fsync``; otherwise a sync is due ``timeout_ns`` after the
-    first write since the last, or when a log says that enough has been written."""
+    """The listener of every log, and the one who knows what ``durability`` asks for.
 
-    def __init__(self, *, every_write: bool, timeout_ns: int) -> None:
-        self._every_write = every_write
+    At ``fsync`` every write is synced as soon as possible; otherwise a sync is due ``timeout_ns``
+    after the first write since the last, or when a log says that enough has been written.
+    ``turn_ns`` says when the turn under way began, or the last one, monotonic. ``changed`` is set
+    when ``soonest_ns`` may be sooner than it was, for the caller to take note of and to unset.
+    """
+
+    def __init__(
+        self,
+        durability: Durability,
+        timeout_ns: int,
+        *,
+        turn_ns: Callable[[], int],
+        agenda: Agenda,
+        health: DiskHealth,
+        trash: TrashBin,
+    ) -> None:
+        self._stores = durability != Durability.MEMORY
+        self._every_write = durability == Durability.FSYNC
         self._timeout_ns = timeout_ns
+        self._turn_ns = turn_ns
+        self._agenda = agenda
+        self._health = health
+        self._trash = trash
         self._tickets: list[Ticket] = []
         self._unsynced: dict[DiskQueue, None] = {}
         self._moved: dict[DiskQueue, None] = {}
-        self._since_ns = NEVER
+        self._since_ns = NEVER  # the turn in which the first of them was written
+        self.changed = False
         self._overdue = False
         self._retry_ns = NEVER
 
-    # -- what waits -------------------------------------------------------------------------
+    # -- who waits --------------------------------------------------------------------------
 
-    def wait(self, tickets: list[Ticket]) -> None:
-        """Complete ``tickets``, whose messages are written, after the next sync."""
-        self._tickets += tickets
+    def complete(self, tickets: list[Ticket]) -> None:
+        """Complete ``tickets``, whose messages are written, once they are safe enough."""
+        if self._every_write:
+            self._tickets += tickets
+            return
+        if self._stores:
+            self._health.note_success()
+        for ticket in tickets:
+            ticket.complete()
 
-    def note_unsynced(self, queue_log: DiskQueue, now_ns: int) -> bool:
-        """``queue_log`` has been written to; whether that makes ``soonest_ns`` sooner."""
-        first = not self._unsynced
-        if first:
-            self._since_ns = now_ns
+    def when_safe(self, done: Callable[[StorageError | None], None]) -> None:
+        """Call back once all that has been written is safe enough."""
+        if not self._every_write:
+            done(None)
+            return
+
+        def note(ticket: Ticket) -> None:
+            error = ticket.error
+            assert error is None or isinstance(error, StorageError)
+            done(error)
+
+        self._tickets.append(Ticket([], on_done=note))
+        self._agenda.rouse()
+
+    # -- what logs say ----------------------------------------------------------------------
+
+    def note_acked(self, queue_log: DiskQueue) -> None:
+        self._agenda.note_log(queue_log)
+
+    def note_unsynced(self, queue_log: DiskQueue) -> None:
+        if not self._unsynced:
+            self._since_ns = self._turn_ns()
+            self.changed = True
         self._unsynced[queue_log] = None
-        return first
 
-    def note_overdue(self) -> None:
+    def note_sync_overdue(self, queue_log: DiskQueue) -> None:
         self._overdue = True
 
     def note_moved(self, queue_log: DiskQueue) -> None:
         self._moved[queue_log] = None
+        self._agenda.rouse()
+
+    def note_unlinked(self, file: File) -> None:
+        self._trash.add_unlinked(file)
 
     def end_moves(self) -> None:
         """Acknowledge what has moved to other logs, where written is safe enough: the order of
@@ -119,10 +171,14 @@ class GroupCommit:
             tickets=tickets,
         )
 
-    def end(self, work: SyncWork, error: StorageError | None, now_ns: int) -> None:
+    def end(self, work: SyncWork, error: StorageError | None) -> None:
         """The work ran, or failed and is tried again later: whoever waits for it is told."""
         if error is not None:
-            self._retry_ns = now_ns + _RETRY_NS
+            self._health.note_fault(error)
+            self._retry_ns = self._turn_ns() + _RETRY_NS
+            self.changed = True
+        elif work.files:
+            self._health.note_success()
         for queue_log, files in work.files.items():
             queue_log.end_sync(files, safe=error is None)
         for queue_log, moves in work.moves.items():

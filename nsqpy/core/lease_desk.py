@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsqpy.clock import Instant
-from nsqpy.core.broker import Broker, NotFoundError
+from nsqpy.core.broker import Broker
+from nsqpy.core.catalogue import NotFoundError
 from nsqpy.core.channel import Channel
 from nsqpy.core.lease import Lease, LeaseGoneError, LeaseRefusedError, LeaseRequest, LeaseState
 from nsqpy.core.lease_book import LeaseBook

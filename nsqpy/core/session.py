@@ -34,8 +34,9 @@ from nsqpy.protocol.commands import (
 )
 from nsqpy.protocol.frames import CLOSE_WAIT_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame
 from nsqpy.protocol.frames import response_frame as response
-from nsqpy.protocol.identify import Features, negotiate, parse_identify
+from nsqpy.protocol.identify import Features, Limits, negotiate, parse_identify
 from nsqpy.tokens import Role
+from nsqpy.version import NSQ_VERSION
 
 if TYPE_CHECKING:
     from nsqpy.core.broker import Broker
@@ -240,7 +241,7 @@ class Session:
             # The original takes it and tries to put new layers over the old ones.
             raise ProtocolError(ErrorCode.INVALID, "cannot IDENTIFY in current state")
         identify = parse_identify(command.body)
-        self.features, reply = negotiate(identify, self._broker.limits, self.features)
+        self.features, reply = negotiate(identify, _limits(self._broker), self.features)
         self._reply(OK_FRAME if reply is None else response(reply))
         self.upgrading = self.features.layered
 
@@ -345,7 +346,7 @@ class Session:
 
     def _ready(self, command: Ready, now: Instant) -> None:
         channel, subscription = self._subscribed()
-        maximum = self._broker.limits.max_rdy_count
+        maximum = self._broker.config.max_rdy_count
         if command.ready_count > maximum:
             reason = f"RDY count {command.ready_count} out of range 0-{maximum}"
             raise ProtocolError(ErrorCode.INVALID, reason)
@@ -435,6 +436,29 @@ class Session:
             tls_version=self.tls_version,
             tls_negotiated_protocol_is_mutual=bool(self.tls_version),
         )
+
+
+def _limits(broker: "Broker") -> Limits:
+    """What IDENTIFY may negotiate."""
+    config = broker.config
+    return Limits(
+        max_heartbeat_interval_ns=config.max_heartbeat_interval_ns,
+        min_output_buffer_timeout_ns=config.min_output_buffer_timeout_ns,
+        max_output_buffer_timeout_ns=config.max_output_buffer_timeout_ns,
+        output_buffer_timeout_ns=config.output_buffer_timeout_ns,
+        max_output_buffer_size=config.max_output_buffer_size,
+        msg_timeout_ns=config.msg_timeout_ns,
+        max_msg_timeout_ns=config.max_msg_timeout_ns,
+        max_rdy_count=config.max_rdy_count,
+        max_deflate_level=config.max_deflate_level,
+        topology_region=config.topology_region,
+        topology_zone=config.topology_zone,
+        version=NSQ_VERSION,
+        tls=config.has_tls,
+        snappy=config.snappy,
+        deflate=config.deflate,
+        auth_required=broker.authenticator is not None,
+    )
 
 
 def _welcome(grant: Grant) -> bytes:

@@ -249,6 +249,9 @@ class Topic:
         self.channels[channel.name] = channel
         self._agenda.note_topic(self)
 
+    def remove_channel(self, name: str) -> None:
+        del self.channels[name]
+
     def pause(self) -> None:
         self.paused = True
 

@@ -213,6 +213,48 @@ class Window:
             self.count -= stop - start
         return taken
 
+    def take_own(self, limit: int, max_bytes: int) -> list[Run]:
+        """As ``take``, of messages that are in the queue's own log, or in none. Those from another
+        log move to its end first.
+
+        Raises:
+            StorageError: nothing is taken.
+        """
+        runs = self.take(limit, max_bytes)
+        own: list[Run] = []
+        strangers: list[Run] = []
+        for run in runs:
+            strange = run.log is not self._log and run.number != NOT_STORED
+            (strangers if strange else own).append(run)
+        if strangers:
+            try:
+                self.store(strangers)
+            except StorageError:
+                self.put_back(runs)
+                raise
+        return own
+
+    def store(self, runs: Sequence[Run], *, raised: bool = False) -> int:
+        """Move messages from wherever they are to the end of the queue's log, to be read back
+        later; with one attempt more if ``raised``. Returns the number of the first.
+
+        Raises:
+            StorageError: they are where they were.
+        """
+        assert self._log is not None
+        batches = []
+        for run in runs:
+            batch = run.batch
+            if raised:
+                batches.append(batch.raised(run.start, run.stop))
+            else:
+                batch = batch.slice(run.start, run.stop)
+                batches.append(Batch(batch.data, batch.offsets))  # a time that has come is no more
+        number = self._log.append(batches, held=False)
+        for run in runs:
+            run.move()
+        return number
+
     def _fill(self, log: DiskQueue) -> None:
         for stored in log.read():
             run = Run(stored.batch, stored.start, stored.stop, stored.number, log)

@@ -18,7 +18,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from nsqpy.clock import Clock
 from nsqpy.config import TLSRequired, change_config, config_value, split_address
-from nsqpy.core.broker import DrainingError, NotFoundError
+from nsqpy.core.broker import DrainingError
+from nsqpy.core.catalogue import NotFoundError
 from nsqpy.core.dead_letters import DeadLetterPolicy
 from nsqpy.core.stats import MemoryStats, restrict, stats_json, stats_text
 from nsqpy.core.topic import ExitingError, Ticket

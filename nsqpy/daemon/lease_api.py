@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from nsqpy.clock import MILLISECOND, Clock
-from nsqpy.core.broker import Broker, NotFoundError
+from nsqpy.core.broker import Broker
+from nsqpy.core.catalogue import NotFoundError
 from nsqpy.core.channel import Channel
 from nsqpy.core.lease import (
     Lease,

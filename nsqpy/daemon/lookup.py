@@ -25,7 +25,8 @@ from nsqpy.protocol import lookup as v1
 from nsqpy.version import NSQ_VERSION
 
 if TYPE_CHECKING:
-    from nsqpy.core.broker import Broker, TopologyEvent
+    from nsqpy.core.broker import Broker
+    from nsqpy.core.catalogue import TopologyEvent
     from nsqpy.core.topic import Topic
 
 __all__ = ["Lookups"]

@@ -24,7 +24,8 @@ from nsqpy.protocol import lookup as v1
 from nsqpy.protocol.frames import BadFrame
 
 if TYPE_CHECKING:
-    from nsqpy.core.broker import Broker, TopologyEvent
+    from nsqpy.core.broker import Broker
+    from nsqpy.core.catalogue import TopologyEvent
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "LookupPeer"]
 

@@ -1,14 +1,19 @@
 """A consumer of the simulation, and how its answers reach the model."""
 
+from typing import TYPE_CHECKING
+
 from nsqpy.clock import MILLISECOND, SECOND, Instant
 from nsqpy.core.broker import Broker
-from nsqpy.core.channel import Channel, NotInFlightError, NotOwnerError
 from nsqpy.core.dead_letters import DeadLetterPolicy
+from nsqpy.core.in_flight import NotInFlightError, NotOwnerError
 from nsqpy.core.stats import ClientStats
 from nsqpy.core.subscription import Subscription
 from nsqpy.message import MessageID
 from nsqpy.protocol.frames import FrameParser, MessageFrames
 from tests.sim.model import Key, Model
+
+if TYPE_CHECKING:
+    from nsqpy.core.channel import Channel
 
 __all__ = ["MSG_TIMEOUT_NS", "Client"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from nsqpy.clock import MILLISECOND, SECOND
 from nsqpy.config import Durability
-from nsqpy.core.broker import ConsumerLimitError, NotFoundError, TopologyEvent
+from nsqpy.core.broker import ConsumerLimitError
 from nsqpy.core.deadlines import NEVER
 from nsqpy.core.topic import ExitingError
 from nsqpy.errors import NSQError, StorageError
@@ -39,31 +39,6 @@ class TestTopology:
     def test_a_subscription_makes_both(self, node: Node) -> None:
         node.subscribe("t", "c")
         assert channels(node) == {"t": ["c"]}
-
-    def test_listeners_hear_of_everything(self, node: Node) -> None:
-        events: list[TopologyEvent] = []
-        node.broker.listeners.append(lambda event: events.append(event))
-        node.subscribe("t", "c")
-        node.broker.delete_topic("t")
-        assert [(event.topic, event.channel, event.exists) for event in events] == [
-            *(("t", None, True), ("t", "c", True)),
-            *(("t", "c", False), ("t", None, False)),
-        ]
-
-    def test_what_does_not_exist_is_said_to_be_missing(self, node: Node) -> None:
-        node.broker.topic("t")
-        for action, kind, name in (
-            (lambda: node.broker.create_channel("x", "c"), "topic", "x"),
-            (lambda: node.broker.delete_topic("x"), "topic", "x"),
-            (lambda: node.broker.pause_topic("x"), "topic", "x"),
-            (lambda: node.broker.empty_topic("x"), "topic", "x"),
-            (lambda: node.broker.delete_channel("t", "x"), "channel", "x"),
-            (lambda: node.broker.pause_channel("t", "x"), "channel", "x"),
-            (lambda: node.broker.empty_channel("t", "x"), "channel", "x"),
-        ):
-            with pytest.raises(NotFoundError) as caught:
-                action()
-            assert (caught.value.kind, caught.value.name) == (kind, name)
 
     def test_the_number_of_consumers_may_be_limited(self) -> None:
         node = Node(max_channel_consumers=1)
@@ -211,75 +186,6 @@ class TestTime:
         node.publish("t", b"1", delay_ns=100 * MILLISECOND)
         node.advance(100 * MILLISECOND)
         assert consumer.take_bodies() == [b"1"]
-
-
-class TestSync:
-    def test_at_disk_an_ok_does_not_wait_for_it(self, node: Node) -> None:
-        node.subscribe("t", "c", ready_count=0)
-        node.publish("t", b"1")
-        assert node.files.sync_count == 0
-        assert not node.broker.sync_due(node.clock.now())
-
-    def test_sync_timeout(self) -> None:
-        node = Node(sync_timeout_ns=2 * SECOND)
-        node.subscribe("t", "c", ready_count=0)
-        node.publish("t", b"1")
-        node.clock.advance(2 * SECOND - 1)
-        assert not node.broker.sync_due(node.clock.now())
-        node.clock.advance(1)
-        assert node.broker.sync_due(node.clock.now())
-        node.sync()
-        assert node.files.sync_count == 1
-        assert not node.broker.sync_due(node.clock.now())
-
-    def test_sync_every(self) -> None:
-        node = Node(sync_every=3)
-        node.subscribe("t", "c", ready_count=0)
-        for due in (False, False, True):
-            node.publish_later("t", b"1")
-            node.turn()
-            assert node.broker.sync_due(node.clock.now()) is due
-
-    def test_at_fsync_an_ok_waits_and_one_sync_serves_all(self) -> None:
-        node = Node(durability=Durability.FSYNC)
-        for name in ("a", "b"):
-            node.subscribe("t", name, ready_count=0)
-        first = [node.publish_later("t", b"%d" % index) for index in range(10)]
-        node.turn()
-        assert not any(ticket.done for ticket in first)
-        work = node.broker.begin_sync()
-        late = node.publish_later("t", b"late")
-        node.turn()
-        work.run()
-        node.broker.end_sync(work, None)
-        assert all(ticket.done and ticket.error is None for ticket in first)
-        assert node.files.sync_count == 2  # one for each channel's log
-        assert not late.done
-        node.sync()
-        assert late.done
-
-    def test_what_got_its_ok_at_fsync_survives_a_power_loss(self) -> None:
-        node = Node(durability=Durability.FSYNC)
-        consumer = node.subscribe("t", "c", ready_count=0)
-        assert node.publish("t", b"safe") is None
-        assert node.publish("t", b"safe, later", delay_ns=SECOND) is None
-        node.publish_later("t", b"not yet")
-        node.turn()
-        node.lose_power()
-        consumer = node.subscribe("t", "c", ready_count=9)
-        node.advance(SECOND)
-        assert consumer.take_bodies() == [b"safe", b"safe, later"]
-
-    def test_a_failed_sync_is_told_to_everybody_who_waits(self) -> None:
-        node = Node(durability=Durability.FSYNC)
-        node.subscribe("t", "c", ready_count=0)
-        ticket = node.publish_later("t", b"1")
-        node.turn()
-        work = node.broker.begin_sync()
-        error = StorageError("sync", "Input/output error")
-        node.broker.end_sync(work, error)
-        assert ticket.error is error
-        assert node.broker.health == "NOK - sync: Input/output error"
 
 
 class TestFaults:

@@ -5,160 +5,17 @@ with everything stored (``disk``), unless it is about one of them.
 """
 
 import errno
-from random import Random
-from typing import NamedTuple
 
 import pytest
 
-from nsqpy.clock import MILLISECOND, SECOND, ManualClock
-from nsqpy.core.agenda import Agenda
-from nsqpy.core.channel import DISPATCH_MAX_BYTES, Channel, NotInFlightError, NotOwnerError
+from nsqpy.clock import MILLISECOND, SECOND
+from nsqpy.core.channel import DISPATCH_MAX_BYTES
 from nsqpy.core.deadlines import NEVER
-from nsqpy.core.deferred import DeferredMessages
-from nsqpy.core.subscription import Subscription
+from nsqpy.core.in_flight import NotInFlightError, NotOwnerError
 from nsqpy.errors import StorageError
-from nsqpy.message import MessageID
 from nsqpy.storage.diskqueue import DiskQueue
-from nsqpy.storage.timers import TimerWheel
-from tests.unit.fakes import FakeConsumer, FakeFiles, FakeListener, batch_of, message_id
-
-TIMEOUT_NS = 60 * SECOND
-MAX_TIMEOUT_NS = 150 * SECOND
-
-
-class Kind(NamedTuple):
-    name: str
-    window_limit: int
-
-
-KINDS = [Kind("ephemeral", 1000), Kind("memory", 3), Kind("disk", 1000), Kind("disk", 0)]
-
-
-class Customer(FakeConsumer):
-    """A consumer on the rig's channel."""
-
-    def __init__(self, rig: "Rig", ready_count: int, timeout_ns: int, sample_rate: int) -> None:
-        super().__init__()
-        self.rig = rig
-        self.subscription = Subscription(self, msg_timeout_ns=timeout_ns, sample_rate=sample_rate)
-        rig.channel.subscribe(self.subscription)
-        self.ready(ready_count)
-
-    def ready(self, count: int) -> None:
-        self.subscription.ready_count = count
-        self.rig.channel.update_credit(self.subscription)
-
-    def finish(self, *ids: MessageID) -> list[str]:
-        failures = self.rig.channel.finish(self.subscription, list(ids))
-        return [f"{name.decode()} {why}" for name, why in failures]
-
-    def requeue(self, message: MessageID, delay_ns: int = 0) -> None:
-        self.rig.channel.requeue(self.subscription, message, delay_ns, self.rig.clock.now())
-
-    def touch(self, message: MessageID) -> None:
-        self.rig.channel.touch(self.subscription, message, self.rig.clock.monotonic_ns())
-
-    def get(self) -> list[bytes]:
-        """Take a turn, and what it brought this consumer."""
-        self.rig.turn()
-        return self.take_bodies()
-
-    @property
-    def in_flight(self) -> int:
-        return self.subscription.in_flight_count
-
-
-class Rig:
-    """A channel and its clock. Bodies are ``m1``, ``m2`` and so on, ids 1, 2 and so on."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.clock = ManualClock()
-        self.files = FakeFiles()
-        self.published = 0
-        self.agenda = Agenda(lambda: None)
-        self.durable = kind.name != "ephemeral"
-        log_all = kind.name == "disk"
-        self.deferred = DeferredMessages(
-            self._log("deferred") if self.durable else None,
-            TimerWheel(self.files, "timers", self._log) if self.durable else None,
-            limit=kind.window_limit,
-            log_all=log_all,
-        )
-        self.channel = Channel(
-            "t",
-            "c",
-            agenda=self.agenda,
-            random=Random(7),
-            window_limit=kind.window_limit,
-            max_msg_timeout_ns=MAX_TIMEOUT_NS,
-            queue_log=self._log("queue") if self.durable else None,
-            deferred=self.deferred,
-            log_all=log_all,
-        )
-        self.channel.restore(self.clock.now())
-
-    def _log(self, name: str) -> DiskQueue:
-        queue_log = DiskQueue(
-            self.files,
-            name,
-            name=name,
-            segment_max_bytes=1000,
-            sync_every=9999,
-            listener=FakeListener(),
-        )
-        queue_log.open()
-        return queue_log
-
-    def customer(
-        self, ready_count: int = 1, *, timeout_ns: int = TIMEOUT_NS, sample_rate: int = 0
-    ) -> Customer:
-        return Customer(self, ready_count, timeout_ns, sample_rate)
-
-    def put(self, count: int = 1, delay_ns: int = 0) -> list[MessageID]:
-        """Publish one batch of ``count`` messages; their ids."""
-        first = self.published + 1
-        self.published += count
-        due_ns = self.clock.now().wall_ns + delay_ns if delay_ns else 0
-        bodies = [b"m%d" % number for number in range(first, first + count)]
-        batch = batch_of(*bodies, first_id=first, deliver_at_ns=due_ns)
-        self.channel.put([batch], self.clock.now())
-        return [message_id(number) for number in range(first, first + count)]
-
-    def turn(self) -> None:
-        """Dispatch until the channel does not ask for more, as the broker does."""
-        self.agenda.channels[self.channel] = None
-        while self.agenda.channels:
-            self.agenda.channels.clear()
-            for subscription, frames in self.channel.dispatch(self.clock.monotonic_ns()):
-                subscription.consumer.deliver(frames)
-
-    def put_and_take(self, customer: Customer, count: int) -> list[MessageID]:
-        self.put(count)
-        self.turn()
-        return customer.take_ids()
-
-    def advance(self, duration_ns: int) -> int:
-        """Let time pass and do what has become due; how many messages became available."""
-        until_ns = self.clock.monotonic_ns() + duration_ns
-        available = 0
-        while NEVER != (next_ns := self.channel.soonest_deadline_ns()) <= until_ns:
-            self.clock.advance(max(next_ns - self.clock.monotonic_ns(), 0))
-            available += self.channel.expire(self.clock.now())
-        self.clock.advance(until_ns - self.clock.monotonic_ns())
-        return available
-
-    def counts(self) -> tuple[int, int, int, int]:
-        """Depth, in flight, deferred, finished: they add up to what was published."""
-        channel = self.channel
-        channel.audit()
-        counts = (
-            channel.depth,
-            channel.in_flight_count,
-            channel.deferred_count,
-            channel.finish_count,
-        )
-        assert sum(counts) + channel.sampled_out_count + channel.dropped_count == self.published
-        return counts
+from tests.unit.core.channel_rig import KINDS, TIMEOUT_NS, Kind, Rig
+from tests.unit.fakes import FakeListener, batch_of, message_id
 
 
 @pytest.fixture(params=KINDS, ids=str)
@@ -395,63 +252,6 @@ class TestRequeue:
             rig.turn()
 
 
-class TestTouch:
-    def test_gives_the_full_timeout_again(self, rig: Rig) -> None:
-        customer = rig.customer(1)
-        (first,) = rig.put(1)
-        rig.turn()
-        rig.advance(TIMEOUT_NS - 1)
-        customer.touch(first)
-        assert rig.advance(TIMEOUT_NS - 1) == 0
-        assert rig.advance(1) == 1
-
-    def test_but_not_beyond_the_limit_since_delivery(self, rig: Rig) -> None:
-        customer = rig.customer(1)
-        (first,) = rig.put(1)
-        rig.turn()
-        for _ in range(14):
-            assert rig.advance(10 * SECOND) == 0
-            customer.touch(first)
-        assert rig.advance(10 * SECOND - 1) == 0
-        customer.touch(first)
-        assert rig.advance(1) == 1
-        with pytest.raises(NotInFlightError):
-            customer.touch(first)
-
-    def test_one_of_many_leaves_the_others_their_deadline(self, rig: Rig) -> None:
-        customer = rig.customer(5)
-        ids = rig.put(5)
-        rig.turn()
-        rig.advance(SECOND)
-        customer.touch(ids[1])
-        customer.touch(ids[1])
-        customer.finish(ids[0])
-        customer.ready(0)
-        assert rig.advance(TIMEOUT_NS - SECOND) == 3
-        assert rig.counts() == (3, 1, 0, 1)
-        assert customer.finish(ids[2]) != []
-        assert rig.advance(SECOND) == 1
-
-    def test_a_touched_message_can_be_finished_or_requeued(self, rig: Rig) -> None:
-        customer = rig.customer(3)
-        ids = rig.put(3)
-        rig.turn()
-        customer.ready(0)
-        for touched in ids:
-            customer.touch(touched)
-        assert customer.finish(ids[2], ids[0]) == []
-        customer.requeue(ids[1])
-        assert (rig.counts(), customer.in_flight) == ((1, 0, 0, 2), 0)
-
-    def test_only_the_owner_may(self, rig: Rig) -> None:
-        rig.customer(1)
-        other = rig.customer(0)
-        (first,) = rig.put(1)
-        rig.turn()
-        with pytest.raises(NotOwnerError):
-            other.touch(first)
-
-
 class TestTimeout:
     def test_comes_at_the_deadline_and_not_before(self, rig: Rig) -> None:
         customer = rig.customer(1)
@@ -673,57 +473,6 @@ class TestEmpty:
         assert rig.channel.depth == rig.channel.in_flight_count == 0
         assert rig.files.open_files == []
         assert rig.channel.dispatch(rig.clock.monotonic_ns()) == []
-
-
-class TestTwins:
-    """A crash between the move of a message and its acknowledgement leaves two copies of it."""
-
-    def test_only_one_of_an_id_is_out_at_a_time(self, rig: Rig) -> None:
-        customer = rig.customer(9)
-        rig.put(3)
-        rig.published -= 1
-        rig.put(1)  # m3 again
-        rig.published = 4
-        assert customer.get() == [b"m1", b"m2", b"m3"]
-        assert rig.counts() == (0, 3, 1, 0)
-        assert customer.finish(message_id(3)) == []
-        rig.advance(TIMEOUT_NS)
-        assert sorted(customer.get()) == [b"m1", b"m2", b"m3"]
-        assert customer.finish(*map(message_id, (1, 2, 3))) == []
-        assert rig.counts() == (0, 0, 0, 4)
-
-    def test_also_between_dispatches_and_consumers(self, rig: Rig) -> None:
-        first, second = rig.customer(1), rig.customer(1)
-        rig.put(1)
-        rig.turn()
-        rig.published = 0
-        rig.put(1)
-        rig.published = 2
-        assert second.get() == []
-        assert (first.in_flight, second.in_flight) == (1, 0)
-        assert rig.counts() == (0, 1, 1, 0)
-        rig.advance(TIMEOUT_NS)
-        assert rig.channel.depth == 2
-
-
-class TestMemoryInFlight:
-    def test_a_message_that_takes_long_does_not_keep_its_batch(self, disk: Rig) -> None:
-        customer = disk.customer(1)
-        disk.channel.put([batch_of(*[bytes(1000)] * 200)], disk.clock.now())
-        disk.turn()
-        customer.ready(0)
-        (flight,) = set(disk.channel._in_flight.values())
-        assert sum(len(run.batch.data) for run in flight.runs) == 1034
-
-    def test_nor_does_the_last_one_of_many(self, disk: Rig) -> None:
-        customer = disk.customer(200)
-        disk.channel.put([batch_of(*[bytes(1000)] * 200)], disk.clock.now())
-        disk.turn()
-        customer.finish(*map(message_id, range(1, 150)))
-        customer.finish(*map(message_id, range(151, 201)))
-        (flight,) = set(disk.channel._in_flight.values())
-        assert flight.remaining == 1
-        assert sum(len(run.batch.data) for run in flight.runs) <= 8 * 1034
 
 
 class TestStorageFaults:

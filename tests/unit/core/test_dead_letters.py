@@ -1,6 +1,5 @@
 """Dead letters: what the policy says, and that no message is lost between two topics."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
@@ -8,18 +7,21 @@ import pytest
 
 from nsqpy.clock import MILLISECOND, SECOND
 from nsqpy.config import Durability
-from nsqpy.core.broker import NotFoundError
-from nsqpy.core.channel import Channel
 from nsqpy.core.dead_letters import DeadLetterPolicy, by_attempts, dead_letter_topic
 from nsqpy.core.window import Run
 from nsqpy.errors import ConfigError, NSQError, StorageError
+from tests.unit.core.graves import (
+    DEAD,
+    TIMEOUT_NS,
+    audit,
+    dead_channel,
+    figures,
+    make_node,
+    requeue_all,
+    set_policy,
+)
 from tests.unit.core.node import Node, NodeConsumer
 from tests.unit.fakes import batch_of
-
-DEAD = "t.c.dead"
-TIMEOUT_NS = 60 * SECOND
-BY_REQUEUE = "max_attempts exceeded by requeue"
-BY_TIMEOUT = "max_attempts exceeded by timeout"
 
 
 class TestPolicy:
@@ -104,187 +106,9 @@ def test_a_run_is_cut_where_the_attempts_change() -> None:
     assert parts == [(0, 1, 10, 1), (1, 3, 11, 2), (3, 4, 13, 1)]
 
 
-# --- in a broker ---
-
-
 @pytest.fixture(params=list(Durability), ids=str)
 def node(request: pytest.FixtureRequest) -> Node:
     return make_node(durability=request.param)
-
-
-def make_node(durability: Durability = Durability.DISK, mem_queue_size: int = 10_000) -> Node:
-    node = Node(durability=durability, mem_queue_size=mem_queue_size)
-    node.broker.topic("t")
-    node.broker.create_channel("t", "c")
-    return node
-
-
-def set_policy(node: Node, **policy: object) -> None:
-    node.broker.set_channel_config("t", "c", DeadLetterPolicy.from_json(policy))
-
-
-def take(node: Node, consumer: NodeConsumer) -> list[tuple[bytes, int]]:
-    node.settle()
-    return [(message.body, message.attempts) for message in consumer.received]
-
-
-def requeue_all(node: Node, consumer: NodeConsumer, delay_ns: int = 0) -> list[int]:
-    """Requeue what is in flight; the attempts it had."""
-    node.settle()
-    messages = consumer.take()
-    for message in messages:
-        consumer.requeue(message.id, delay_ns)
-    node.settle()
-    node.sync()
-    audit(node)
-    return [message.attempts for message in messages]
-
-
-def audit(node: Node) -> None:
-    for topic in node.broker.topics.values():
-        for channel in topic.channels.values():
-            channel.audit()
-
-
-def dead_channel(node: Node) -> Channel:
-    return node.channel(DEAD, "redrive")
-
-
-def figures(node: Node) -> tuple[int, int, int, int]:
-    """Depth, in flight, deferred and dead letters of the channel."""
-    (topic,) = node.broker.stats("t", "c").topics or ()
-    (stats,) = topic.channels
-    return stats.depth, stats.in_flight_count, stats.deferred_count, stats.dead_letter_count
-
-
-def reasons(node: Node) -> dict[str, int]:
-    letters = node.channel("t", "c").dead_letters
-    assert letters is not None
-    return letters.reasons
-
-
-def test_without_a_policy_a_message_comes_for_ever(node: Node) -> None:
-    consumer = node.subscribe("t", "c")
-    node.publish("t", b"poison")
-    assert [requeue_all(node, consumer) for _ in range(20)] == [[n] for n in range(1, 21)]
-
-
-@pytest.mark.parametrize("delay_ns", [0, SECOND])
-def test_the_last_requeue_sends_it_to_the_dead_letter_topic(node: Node, delay_ns: int) -> None:
-    set_policy(node, max_attempts=3)
-    consumer = node.subscribe("t", "c")
-    node.publish("t", b"poison")
-    for attempts in (1, 2, 3):
-        assert DEAD not in node.broker.topics
-        assert requeue_all(node, consumer, delay_ns) == [attempts]
-        node.advance(delay_ns)
-    assert figures(node) == (0, 0, 0, 1)
-    assert reasons(node) == {BY_REQUEUE: 1}
-    assert dead_channel(node).depth == 1
-    inspector = node.subscribe(DEAD, "inspector")
-    node.subscribe(DEAD, "redrive", ready_count=0)
-    assert take(node, inspector) == []  # it went to the channel that existed then
-    node.publish("t", b"well")
-    assert take(node, consumer) == [(b"well", 1)]
-
-
-def test_the_last_timeout_does_too(node: Node) -> None:
-    set_policy(node, max_attempts=2)
-    consumer = node.subscribe("t", "c", ready_count=10)
-    node.publish("t", b"a", b"b")
-    node.advance(TIMEOUT_NS)
-    assert [attempts for _, attempts in take(node, consumer)] == [1, 1, 2, 2]
-    node.advance(TIMEOUT_NS)
-    assert figures(node) == (0, 0, 0, 2)
-    assert reasons(node) == {BY_TIMEOUT: 2}
-    reader = node.subscribe(DEAD, "redrive", ready_count=10)
-    assert take(node, reader) == [(b"a", 1), (b"b", 1)]
-
-
-def test_messages_timing_out_together_go_their_own_ways(node: Node) -> None:
-    set_policy(node, max_attempts=2)
-    consumer = node.subscribe("t", "c", ready_count=1)
-    node.publish("t", b"old")
-    requeue_all(node, consumer)
-    consumer.ready(10)
-    node.publish("t", b"new")
-    node.advance(TIMEOUT_NS)
-    assert figures(node) == (0, 1, 0, 1)
-    assert take(node, consumer)[-1] == (b"new", 2)
-
-
-def test_a_retry_delay_grows_with_the_attempts(node: Node) -> None:
-    set_policy(node, retry_delay_ms=1000, retry_delay_factor=10, retry_delay_max_ms=50_000)
-    consumer = node.subscribe("t", "c")
-    node.publish("t", b"flaky")
-    for delay_ns in (1 * SECOND, 10 * SECOND, 50 * SECOND):
-        requeue_all(node, consumer)
-        node.advance(delay_ns - 1)
-        assert figures(node) == (0, 0, 1, 0)
-        node.advance(1)
-        assert figures(node) == (0, 1, 0, 0)
-    node.advance(TIMEOUT_NS)
-    assert figures(node) == (0, 0, 1, 0)  # a timeout waits as well
-
-
-def test_a_delay_that_the_consumer_asks_for_counts(node: Node) -> None:
-    set_policy(node, retry_delay_ms=1000)
-    consumer = node.subscribe("t", "c")
-    node.publish("t", b"flaky")
-    requeue_all(node, consumer, 5 * SECOND)
-    node.advance(5 * SECOND - 1)
-    assert figures(node) == (0, 0, 1, 0)
-    node.advance(1)
-    assert figures(node) == (0, 1, 0, 0)
-
-
-def test_ephemeral_channels_have_dead_letters_too() -> None:
-    node = make_node()
-    consumer = node.subscribe("t", "x#ephemeral")
-    policy = DeadLetterPolicy(max_attempts=1)
-    node.broker.set_channel_config("t", "x#ephemeral", policy)
-    node.publish("t", b"poison")
-    requeue_all(node, consumer)
-    assert node.channel("t.x.dead", "redrive").depth == 1
-
-
-class TestConfig:
-    @pytest.mark.parametrize("stop", [Node.restart, Node.crash, Node.lose_power])
-    def test_it_outlives_the_process(self, stop: Callable[[Node], None]) -> None:
-        node = make_node()
-        assert node.broker.channel_config("t", "c").dead_letter_topic == DEAD
-        set_policy(node, max_attempts=7, retry_delay_ms=5)
-        stop(node)
-        assert node.broker.channel_config("t", "c") == DeadLetterPolicy(7, DEAD, 5 * MILLISECOND)
-
-    def test_it_goes_with_the_channel(self) -> None:
-        node = make_node()
-        set_policy(node, max_attempts=7)
-        node.broker.delete_channel("t", "c")
-        node.broker.create_channel("t", "c")
-        node.restart()
-        assert node.broker.channel_config("t", "c").max_attempts == 0
-
-    def test_what_cannot_be_read_is_ignored(self, caplog: pytest.LogCaptureFixture) -> None:
-        node = make_node()
-        set_policy(node, max_attempts=7)
-        content = node.files.read_whole("data/nsqd.dat")
-        node.files.put("data/nsqd.dat", content.replace(b":7,", b":-7,"))
-        node.crash()
-        assert node.broker.channel_config("t", "c").max_attempts == 0
-        assert "ignoring its configuration - max_attempts must be" in caplog.text
-
-    def test_two_channels_cannot_share_a_topic(self) -> None:
-        node = make_node()
-        node.broker.create_channel("t", "d")
-        set_policy(node, max_attempts=1)
-        set_policy(node, max_attempts=2)
-        with pytest.raises(ConfigError, match="dead_letter_topic is that of t:c already"):
-            node.broker.set_channel_config("t", "d", DeadLetterPolicy(dead_letter_topic=DEAD))
-
-    def test_a_channel_has_to_be_there(self) -> None:
-        with pytest.raises(NotFoundError):
-            make_node().broker.set_channel_config("t", "d", DeadLetterPolicy())
 
 
 class TestSafety:
@@ -374,95 +198,6 @@ class TestSafety:
         node.publish("t", b"another")
         requeue_all(node, consumer)
         assert dead_channel(node).depth == 1
-
-
-class TestRedrive:
-    def buried(self, node: Node, count: int) -> NodeConsumer:
-        """A consumer whose ``count`` messages are all dead letters."""
-        set_policy(node, max_attempts=1)
-        consumer = node.subscribe("t", "c", ready_count=count)
-        node.publish("t", *[b"%d" % number for number in range(count)])
-        requeue_all(node, consumer)
-        assert dead_channel(node).depth == count
-        return consumer
-
-    def redrive(self, node: Node, max_messages: int = 1000) -> tuple[int, int]:
-        moved = node.broker.redrive("t", "c", max_messages, node.clock.now())
-        audit(node)
-        node.settle()
-        node.sync()
-        audit(node)
-        return moved
-
-    def test_messages_come_back_with_attempts_anew(self, node: Node) -> None:
-        consumer = self.buried(node, 3)
-        other = node.subscribe("t", "other")
-        assert self.redrive(node) == (3, 0)
-        assert take(node, consumer) == [(b"0", 1), (b"1", 1), (b"2", 1)]
-        assert take(node, other) == []
-        assert len({message.id for message in consumer.received}) == 3
-        requeue_all(node, consumer)
-        assert dead_channel(node).depth == 3
-
-    def test_as_many_as_asked_for(self, node: Node) -> None:
-        consumer = self.buried(node, 5)
-        assert self.redrive(node, 2) == (2, 3)
-        assert take(node, consumer) == [(b"0", 1), (b"1", 1)]
-        assert self.redrive(node) == (3, 0)
-        assert self.redrive(node) == (0, 0)
-
-    def test_nothing_to_send_back(self, node: Node) -> None:
-        assert self.redrive(node) == (0, 0)
-        set_policy(node, max_attempts=1)
-        assert self.redrive(node) == (0, 0)
-
-    def test_who_looks_at_them_takes_nothing_away(self, node: Node) -> None:
-        consumer = self.buried(node, 1)
-        inspector = node.subscribe(DEAD, "inspector#ephemeral")
-        node.publish("t", b"later")
-        requeue_all(node, consumer)
-        assert dead_channel(node).depth == 2
-        assert take(node, inspector) == [(b"later", 1)]
-
-    def test_a_kill_finds_each_in_one_place_at_least(self) -> None:
-        node = make_node()
-        self.buried(node, 2)
-        node.broker.redrive("t", "c", 10, node.clock.now())
-        node.crash()
-        assert figures(node)[0] == 2
-        assert dead_channel(node).depth == 2
-        assert self.redrive(node) == (2, 0)
-        node.crash()
-        assert figures(node)[0] == 4
-        assert dead_channel(node).depth == 0
-
-    def test_power_lost_before_the_sync_leaves_them_dead(self) -> None:
-        node = make_node(durability=Durability.FSYNC)
-        self.buried(node, 2)
-        node.sync()
-        node.broker.redrive("t", "c", 10, node.clock.now())
-        node.settle()
-        node.lose_power()
-        assert dead_channel(node).depth == 2
-        assert figures(node)[0] == 0
-        assert self.redrive(node) == (2, 0)
-        node.sync()
-        node.lose_power()
-        assert (dead_channel(node).depth, figures(node)[0]) == (0, 2)
-
-    def test_a_full_disk_leaves_them_dead(self) -> None:
-        node = make_node()
-        self.buried(node, 2)
-        node.files.fail("write", path="t.topic")
-        with pytest.raises(StorageError):
-            node.broker.redrive("t", "c", 10, node.clock.now())
-        audit(node)
-        assert dead_channel(node).depth == 2
-        assert self.redrive(node) == (2, 0)
-
-    def test_a_channel_has_to_be_there(self, node: Node) -> None:
-        with pytest.raises(NotFoundError):
-            node.broker.redrive("t", "d", 1, node.clock.now())
 
 
 class Walk:

@@ -204,7 +204,7 @@ class TestFaults:
         node = make_node()
         publish(node, *[HOUR + n * MILLISECOND for n in range(50)])
         node.files.fail("write", times=-1, errno=errno.ENOSPC)
-        node.advance(HOUR + 300 * SECOND)  # until the slot has passed: they cannot be split
+        node.advance(HOUR + 300 * SECOND)
         assert node.broker.health.startswith("NOK")
         assert (node.channel("t", "c").depth, node.channel("t", "c").deferred_count) == (10, 40)
         assert len([record for record in caplog.records if "No space" in record.message]) < 20
@@ -212,6 +212,20 @@ class TestFaults:
         node.files.heal()
         node.publish("t", b"0")
         assert node.broker.health == "OK"
+
+    def test_on_a_full_disk_they_come_in_time_though_their_slot_cannot_be_split(self) -> None:
+        node = make_node()
+        waits = [HOUR + n * SECOND for n in range(2 * WINDOW)]
+        due = due_times(node, waits)
+        publish(node, *reversed(waits))
+        consumer = node.subscribe("t", "c", ready_count=1000)
+        node.files.fail("write", times=-1, errno=errno.ENOSPC)
+        for due_ns in due:
+            node.advance(due_ns - node.clock.now().wall_ns - 1)
+            assert consumer.take() == []
+            node.advance(1)
+            assert consumer.take_bodies() == [b"%d" % due_ns]
+        assert node.broker.health.startswith("NOK")
 
     def test_a_disk_that_cannot_be_read_is_tried_again(self) -> None:
         node = make_node()
