@@ -22,6 +22,7 @@ from nsqpy.net.http import (
     log_request,
     text_reply,
 )
+from nsqpy.net.limits import ConnectionLimit
 from nsqpy.version import NSQ_VERSION
 from nsqpy_lookupd.metrics import Metrics
 from nsqpy_lookupd.registry import Node, Registry
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 
 # What the original shows as the moment of a tombstone that was never set.
 _NEVER_NS = -6795364578871345152
-# How many names are encoded before others get their turn.
-_PIECE_COUNT = 1000
+# How many names are encoded before others get their turn, a fifth of a millisecond each.
+_PIECE_COUNT = 250
 
 
 class HTTPApi:
@@ -44,7 +45,7 @@ class HTTPApi:
         self._registry = registry
         self._clock = clock
         self._metrics = metrics
-        self._server = HTTPServer(self._routes(), log_request)
+        self._server = HTTPServer(self._routes(), log_request, ConnectionLimit("HTTP", 0))
 
     async def listen(self, address: str) -> tuple[str, int]:
         """Serve ``host:port``; return what is really listened on.
@@ -89,7 +90,12 @@ class HTTPApi:
     # -- questions --------------------------------------------------------------------------
 
     async def _topics(self, request: Request) -> Reply:
-        return json_reply({"topics": self._registry.topics()})
+        topics = self._registry.topics()
+        pieces = []
+        for first in range(0, len(topics), _PIECE_COUNT):
+            pieces.append(go_json(topics[first : first + _PIECE_COUNT])[1:-1])
+            await asyncio.sleep(0)
+        return json_reply(b'{"topics":[' + b",".join(pieces) + b"]}")
 
     async def _channels(self, request: Request) -> Reply:
         topic = argument(request.query, "topic")

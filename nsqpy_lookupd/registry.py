@@ -2,12 +2,14 @@
 
 What the JSON calls a producer is a ``Node`` here: one identified connection. Each registration is
 kept on both sides, with the topic or channel and with the node: every question is answered from
-an index, and a node that goes costs what it had registered, however much the others have.
+an index. A node that goes is in no answer from then on; what it had registered, thousands of
+topics perhaps, is swept up in small pieces.
 
 Source: reference nsqlookupd 4; nsqlookupd/registration_db.go.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -41,10 +43,12 @@ class Node:
     """One connection of a daemon; two of them are two nodes, even if they announce one address.
 
     ``remote_address`` is the peer's ``ip:port``; ``seen`` is when it identified or last sent a
-    PING.
+    PING. ``gone``: its connection is lost, and only the registry still knows it.
     """
 
-    __slots__ = ("channels", "info", "remote_address", "seen", "topics")
+    __slots__ = (
+        *("channels", "gone", "info", "registration_count", "remote_address", "seen", "topics"),
+    )
 
     def __init__(self, remote_address: str, info: PeerInfo, now: Instant) -> None:
         self.remote_address = remote_address
@@ -52,6 +56,8 @@ class Node:
         self.seen = now
         self.topics: dict[str, None] = {}
         self.channels: dict[str, dict[str, None]] = {}  # of each topic
+        self.registration_count = 0
+        self.gone = False
 
     def is_called(self, address: str) -> bool:
         """Whether that is its broadcast address and HTTP port; IPv6 in brackets or without."""
@@ -99,7 +105,8 @@ class Registry:
         self._topics: dict[str, dict[Node, Instant | None]] = {}
         # The nodes of each channel of each topic. A topic's channels may outlive it.
         self._channels: dict[str, dict[str, dict[Node, None]]] = {}
-        self._registration_count = 0
+        # Nodes that have gone, as long as something of theirs is in the two above.
+        self._gone: deque[Node] = deque()
 
     # -- what nodes do ----------------------------------------------------------------------
 
@@ -109,20 +116,35 @@ class Registry:
         self._nodes[node] = None
         return Registration(Category.CLIENT)
 
-    def leave(self, node: Node) -> list[Registration]:
-        """A node's connection is gone: take it out of everything; what it was in."""
-        removed = []
-        for topic, channels in node.channels.items():
-            of_topic = self._channels[topic]
-            for channel in channels:
-                del of_topic[channel][node]
-                removed.append(Registration(Category.CHANNEL, topic, channel))
-        for topic in node.topics:
-            del self._topics[topic][node]
-            removed.append(Registration(Category.TOPIC, topic))
-        self._registration_count -= len(removed)
+    def leave(self, node: Node) -> int:
+        """A node's connection is gone, and from now on the node is; how much it had registered,
+        which ``sweep`` will take away."""
         del self._nodes[node]
-        return [*removed, Registration(Category.CLIENT)]
+        node.gone = True
+        self._gone.append(node)
+        return node.registration_count
+
+    @property
+    def needs_sweep(self) -> bool:
+        return bool(self._gone)
+
+    def sweep(self, max_count: int) -> list[tuple[Node, Registration]]:
+        """Take away up to ``max_count`` registrations of nodes that have gone; which."""
+        removed: list[tuple[Node, Registration]] = []
+        while self._gone and len(removed) < max_count:
+            node = self._gone[0]
+            # Always the last of a dict, which is found at once; the first is behind all that
+            # were taken out before it.
+            if node.channels:
+                topic = next(reversed(node.channels))
+                channel = next(reversed(node.channels[topic]))
+                removed += [(node, one) for one in self._leave_channel(node, topic, channel)]
+            elif node.topics:
+                topic = next(reversed(node.topics))
+                removed.append((node, self._leave_topic(node, topic)))
+            else:
+                self._gone.popleft()
+        return removed
 
     def register(self, node: Node, topic: str, channel: str) -> list[Registration]:
         """Add a node to a topic, and to a channel if that is not empty; what is new."""
@@ -138,27 +160,29 @@ class Registry:
             tombstones[node] = None
             node.topics[topic] = None
             added.append(Registration(Category.TOPIC, topic))
-        self._registration_count += len(added)
+        node.registration_count += len(added)
         return added
 
     def unregister(self, node: Node, topic: str, channel: str) -> list[Registration]:
         """Take a node out of a channel, or out of a topic and all its channels; what it was in."""
         if channel:
             removed = self._leave_channel(node, topic, channel)
-            if is_ephemeral(channel) and not self._channels.get(topic, {}).get(channel):
+            if is_ephemeral(channel) and not _is_held(self._channels.get(topic, {}).get(channel)):
                 self._drop_channel(topic, channel)
             return removed
         removed = []
         for of_node in list(node.channels.get(topic, ())):
             removed += self._leave_channel(node, topic, of_node)
         if topic in node.topics:
-            del node.topics[topic]
-            del self._topics[topic][node]
-            self._registration_count -= 1
-            removed.append(Registration(Category.TOPIC, topic))
-        if is_ephemeral(topic) and not self._topics.get(topic):
-            self._topics.pop(topic, None)
+            removed.append(self._leave_topic(node, topic))
+        if is_ephemeral(topic) and not _is_held(self._topics.get(topic)):
+            self._drop_topic(topic)
         return removed
+
+    def _leave_topic(self, node: Node, topic: str) -> Registration:
+        del self._topics[topic][node]
+        _forget_topic(node, topic)
+        return Registration(Category.TOPIC, topic)
 
     def _leave_channel(self, node: Node, topic: str, channel: str) -> list[Registration]:
         of_topic = node.channels.get(topic, {})
@@ -166,7 +190,6 @@ class Registry:
             return []
         _forget_channel(node, topic, channel)
         del self._channels[topic][channel][node]
-        self._registration_count -= 1
         return [Registration(Category.CHANNEL, topic, channel)]
 
     # -- what an operator does ---------------------------------------------------------------
@@ -182,13 +205,15 @@ class Registry:
         """Forget a topic and its channels, nodes and all, until somebody registers it again."""
         for channel in list(self._channels.get(topic, ())):
             self._drop_channel(topic, channel)
-        for node in self._topics.pop(topic, {}):
-            del node.topics[topic]
-            self._registration_count -= 1
+        self._drop_topic(topic)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Forget a channel; whether there was one."""
         return self._drop_channel(topic, channel)
+
+    def _drop_topic(self, topic: str) -> None:
+        for node in self._topics.pop(topic, {}):
+            _forget_topic(node, topic)
 
     def _drop_channel(self, topic: str, channel: str) -> bool:
         of_topic = self._channels.get(topic, {})
@@ -197,7 +222,6 @@ class Registry:
             return False
         for node in nodes:
             _forget_channel(node, topic, channel)
-        self._registration_count -= len(nodes)
         if not of_topic:
             del self._channels[topic]
         return True
@@ -205,7 +229,7 @@ class Registry:
     def tombstone(self, topic: str, address: str, now: Instant) -> list[Node]:
         """Hide the nodes that announce ``address`` (``host:http_port``) from a topic; which."""
         tombstones = self._topics.get(topic, {})
-        hidden = [node for node in tombstones if node.is_called(address)]
+        hidden = [node for node in tombstones if not node.gone and node.is_called(address)]
         tombstones.update(dict.fromkeys(hidden, now))
         return hidden
 
@@ -245,21 +269,29 @@ class Registry:
         """Everything, with the nodes and their tombstones, also those that lapsed."""
         yield Registration(Category.CLIENT), dict.fromkeys(self._nodes)
         for topic in list(self._topics):
-            yield Registration(Category.TOPIC, topic), {**self._topics.get(topic, {})}
+            nodes = self._topics.get(topic, {}).items()
+            yield (
+                Registration(Category.TOPIC, topic),
+                {node: stone for node, stone in nodes if not node.gone},
+            )
         for topic in list(self._channels):
-            for channel, nodes in {**self._channels.get(topic, {})}.items():
-                yield Registration(Category.CHANNEL, topic, channel), dict.fromkeys(nodes)
+            for channel, held_by in {**self._channels.get(topic, {})}.items():
+                yield (
+                    Registration(Category.CHANNEL, topic, channel),
+                    dict.fromkeys(node for node in held_by if not node.gone),
+                )
 
     def totals(self) -> Totals:
         return Totals(
             topics=len(self._topics),
             channels=sum(map(len, self._channels.values())),
             nodes=len(self._nodes),
-            registrations=self._registration_count,
+            registrations=sum(node.registration_count for node in self._nodes),
         )
 
     def _is_active(self, node: Node, now: Instant) -> bool:
-        return now.monotonic_ns - node.seen.monotonic_ns <= self._inactive_timeout_ns
+        silent_ns = now.monotonic_ns - node.seen.monotonic_ns
+        return not node.gone and silent_ns <= self._inactive_timeout_ns
 
     def _counts(self, tombstoned: Instant | None, now: Instant) -> bool:
         if tombstoned is None:
@@ -267,9 +299,21 @@ class Registry:
         return now.monotonic_ns - tombstoned.monotonic_ns < self._tombstone_lifetime_ns
 
 
+def _is_held(nodes: Iterable[Node] | None) -> bool:
+    return any(not node.gone for node in nodes or ())
+
+
+# The node's own side of a registration that is no more.
+
+
+def _forget_topic(node: Node, topic: str) -> None:
+    del node.topics[topic]
+    node.registration_count -= 1
+
+
 def _forget_channel(node: Node, topic: str, channel: str) -> None:
-    """The node's own side of a registration that is no more."""
     of_topic = node.channels[topic]
     del of_topic[channel]
+    node.registration_count -= 1
     if not of_topic:
         del node.channels[topic]

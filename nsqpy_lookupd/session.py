@@ -26,6 +26,9 @@ __all__ = ["Directory", "LookupSession", "printable"]
 
 log = logging.getLogger(__name__)
 
+# More than can be registered in one turn of the connections, so that what is gone cannot pile up.
+_SWEEP_COUNT = 64
+
 
 class Directory:
     """What all sessions share: the registry, what a daemon is told of us, and counts.
@@ -38,6 +41,11 @@ class Directory:
         self.identity = b""
         self.registered_count = 0
         self.error_counts: Counter[str] = Counter()
+
+    def sweep(self) -> None:
+        """Take away a piece of what nodes that have gone had registered."""
+        for node, registration in self.registry.sweep(_SWEEP_COUNT):
+            log.debug("DB: client(%s) UNREGISTER %s", node.remote_address, registration)
 
 
 class LookupSession:
@@ -65,11 +73,8 @@ class LookupSession:
         node, self.node = self.node, None
         if node is None:
             return
-        removed = self._directory.registry.leave(node)
-        log.info("DB: client(%s) gone, UNREGISTER of all %d", self.remote_address, len(removed))
-        if log.isEnabledFor(logging.DEBUG):
-            for registration in removed:
-                log.debug("DB: client(%s) UNREGISTER %s", self.remote_address, registration)
+        count = self._directory.registry.leave(node)
+        log.info("DB: client(%s) gone, UNREGISTER of all %d", self.remote_address, count)
 
     def _identify(self, command: Identify, now: Instant) -> bytes:
         info = command.info

@@ -3,7 +3,8 @@
 A daemon with thousands of topics announces all of them in one go, and after a partition hundreds
 of daemons do so at once. What they send is therefore only put by when it is read, and handled in
 small pieces, by turns, for no longer than ``TURN_NS`` in one round of the event loop: HTTP
-requests are answered in between.
+requests are answered in between. What daemons that have gone leave behind is swept up in the same
+turns.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections import deque
 from typing import cast
 
 from nsqpy.clock import MILLISECOND, Clock, Instant
+from nsqpy.net.limits import ConnectionLimit
 from nsqpy.net.listeners import shown_address
 from nsqpy.protocol.lookup import LookupParser
 from nsqpy_lookupd.session import Directory, LookupSession
@@ -26,6 +28,8 @@ _PIECE_BYTES = 128
 _UNREAD_HIGH_BYTES = 16 * 1024
 # Replies that the peer has not taken; above this its commands wait.
 _WRITE_HIGH_BYTES = 64 * 1024
+# Of the file descriptors a quarter is left to HTTP: whoever crowds in here stops no lookups.
+_RESERVED_PART = 4
 
 
 class Connections:
@@ -36,6 +40,7 @@ class Connections:
         self.open: dict[Connection, None] = {}
         # One for all, since what was read is copied at once.
         self.read_buffer = memoryview(bytearray(_UNREAD_HIGH_BYTES))
+        self.limit = ConnectionLimit("TCP", 0, _RESERVED_PART)
         self._clock = clock
         self._waiting: deque[Connection] = deque()
         self._due = False
@@ -50,7 +55,8 @@ class Connections:
 
     def wake(self) -> None:
         """See to a turn. There is none while it is not known yet what to answer an IDENTIFY."""
-        if self._waiting and not self._due and self.directory.identity:
+        has_work = self._waiting or self.directory.registry.needs_sweep
+        if has_work and not self._due and self.directory.identity:
             self._due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
@@ -58,6 +64,7 @@ class Connections:
         self._due = False
         now = self._clock.now()
         end_ns = now.monotonic_ns + TURN_NS
+        self.directory.sweep()
         while self._waiting and now.monotonic_ns < end_ns:
             self._waiting.popleft().handle(now)
             now = self._clock.now()
@@ -97,9 +104,14 @@ class Connection(asyncio.BufferedProtocol):
         # uvloop's transports do what asyncio.Transport says without being one.
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        connections = self._connections
+        descriptor = transport.get_extra_info("socket").fileno()
+        if connections.limit.refuses(descriptor, len(connections.open)):
+            transport.abort()
+            return
         address = shown_address(*transport.get_extra_info("peername")[:2])
-        self._session = LookupSession(self._connections.directory, address)
-        self._connections.open[self] = None
+        self._session = LookupSession(connections.directory, address)
+        connections.open[self] = None
         log.info("TCP: new client(%s)", address)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -118,9 +130,11 @@ class Connection(asyncio.BufferedProtocol):
         return True  # the transport stays until what came before has been answered
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.open.pop(self, None)
+        if self not in self._connections.open:
+            return  # one too many
+        del self._connections.open[self]
         self._session.finished = True
-        self._session.disconnected()
+        self._leave()
         log.debug("TCP: client(%s) gone: %s", self._session.remote_address, exc or "closed")
 
     def pause_writing(self) -> None:
@@ -170,11 +184,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self) -> None:
         """Close once everything written has gone out; a peer that does not read gets no grace."""
-        self._session.disconnected()
+        self._leave()
         if self._blocked:
             self._transport.abort()
         else:
             self._transport.close()
+
+    def _leave(self) -> None:
+        self._session.disconnected()
+        self._connections.wake()
 
     def abort(self) -> None:
         self._session.finished = True

@@ -8,7 +8,7 @@ from collections import Counter
 
 from nsqpy.scalars import format_duration
 
-__all__ = ["REFUSALS", "ConnectionLimit"]
+__all__ = ["REFUSALS", "ConnectionLimit", "first_reserved_descriptor"]
 
 REFUSALS = ("max_connections", "open_files")
 
@@ -18,21 +18,26 @@ _RESERVED_PART = 8
 _LOG_EVERY_NS = 10 * 1_000_000_000
 
 
-class ConnectionLimit:
-    """``max_connections`` is the port's own, 0 for none.
+def first_reserved_descriptor(reserved_part: int = _RESERVED_PART) -> int:
+    """What has this number, or a higher one, belongs to somebody else: the files of the queues.
 
-    A descriptor is always the lowest number that is free, so a connection with a number in the
-    last eighth says that only that eighth is left: it belongs to the files of the queues, and to
-    nobody else. The open-file limit is taken as it is now.
+    A descriptor is always the lowest number that is free, so one in the last eighth, or another
+    part, says that only that is left. The open-file limit is taken as it is now.
     """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - soft // reserved_part
 
-    def __init__(self, name: str, max_connections: int) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+class ConnectionLimit:
+    """``max_connections`` is the port's own, 0 for none; and none may have a descriptor in the
+    part that is reserved."""
+
+    def __init__(
+        self, name: str, max_connections: int, reserved_part: int = _RESERVED_PART
+    ) -> None:
         self._name = name
         self._max_connections = max_connections
-        self._max_descriptor = soft - soft // _RESERVED_PART
-        if soft == resource.RLIM_INFINITY:
-            self._max_descriptor = sys.maxsize
+        self._max_descriptor = first_reserved_descriptor(reserved_part)
         self._logged_ns = 0
         self._unlogged = 0
         self.refused: Counter[str] = Counter()

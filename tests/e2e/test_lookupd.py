@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_started_used_and_stopped(tmp_path: Path) -> None:
         assert ok == b"OK"
         assert lookupd.request("/channels?topic=t").body == b'{"channels":["c"]}'
         with LookupPeer(lookupd.tcp_address) as silent:
-            assert lookupd.terminate(5) == 0
+            assert lookupd.terminate() == 0
             assert silent.replies() == []
         assert peer.replies() == []
     first, *rest = lookupd.log.splitlines()
@@ -127,6 +128,36 @@ def test_started_used_and_stopped(tmp_path: Path) -> None:
     text = "\n".join(rest)
     for part in ("REGISTER category:channel key:t subkey:c", "INFO: 200 GET /channels?topic=t ("):
         assert part in text
+
+
+class CrampedLookupDaemon(LookupDaemon):
+    """May have few files open, and cannot raise that."""
+
+    def command(self) -> list[str]:
+        return ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", *super().command()]
+
+
+def test_a_crowd_on_tcp_stops_no_lookups(tmp_path: Path) -> None:
+    with CrampedLookupDaemon(tmp_path) as lookupd, LookupPeer(lookupd.tcp_address) as peer:
+        peer.send(IDENTIFIED, register("t"))
+        assert [peer.reply() is not None for _ in range(2)] == [True, True]
+        crowd = [Peer(lookupd.tcp_address) for _ in range(200)]
+        lookupd.wait(
+            lambda: "the open-file limit is near" in lookupd.log, "the crowd to be refused"
+        )
+        assert len(lookupd.request("/lookup?topic=t").json["producers"]) == 1
+        peer.send(register("u"))
+        assert peer.reply() == b"OK"
+        for one in crowd:
+            one.close()
+
+        def comes_in() -> bytes | None:
+            with suppress(ConnectionError), LookupPeer(lookupd.tcp_address) as again:
+                again.send(MAGIC, PING)
+                return again.reply()
+            return None
+
+        assert lookupd.wait(comes_in, "one more to be let in") == b"OK"
 
 
 def test_a_port_that_is_taken(lookupd: Daemon) -> None:

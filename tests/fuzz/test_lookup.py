@@ -109,6 +109,7 @@ def test_replies(replies: list[bytes], garbage: bytes, places: list[int]) -> Non
 steps = st.one_of(
     st.tuples(st.integers(0, 2), good),
     st.tuples(st.integers(0, 2), st.just(b"leave")),
+    st.tuples(st.integers(0, 2), st.just(b"sweep")),
     st.tuples(st.just(3), st.sampled_from([b"t", b"u#ephemeral", b"t/c", b"t/d#ephemeral"])),
 )
 
@@ -129,6 +130,9 @@ def test_the_two_sides_of_every_registration_agree(todo: list[tuple[int, bytes]]
                 registry.delete_channel(topic, channel)
             else:
                 registry.delete_topic(topic)
+            continue
+        if what == b"sweep":
+            assert len(registry.sweep(who)) <= who
             continue
         if who not in sessions:
             session, parser = LookupSession(directory, f"node{who}"), LookupParser()

@@ -428,13 +428,29 @@ async def test_a_flood_from_one_does_not_keep_others_waiting(
     count = 20_000
     flooding.send(b"".join(registers(count)))
     answered = 0
-    while len((await told(http, "/topics"))["topics"]) < 1 + count:  # type: ignore[index]
+    while (await http.ask("GET", f"/lookup?topic=topic{count - 1}")).status == 404:
         assert await healthy.ask(PING) == b"OK"
         assert await names_of(http, "/lookup?topic=t") == [healthy.name]
         answered += 1
     assert answered > 3
     for _ in range(count):
         assert await flooding.reply() == b"OK"
+
+
+@pytest.mark.slow
+async def test_one_that_goes_is_in_no_answer_though_it_had_thousands_of_topics(
+    http: HTTPConnection, join: Join
+) -> None:
+    count = 5000
+    peer = await join(*registers(count))
+    await peer.close()
+    async with asyncio.timeout(30):
+        while await told(http, "/nodes") != {"producers": []}:
+            pass
+    for number in range(0, count, 500):
+        found = await told(http, f"/lookup?topic=topic{number}")
+        assert found == {"channels": ["c"], "producers": []}
+    assert len((await told(http, "/topics"))["topics"]) == count  # type: ignore[index]
 
 
 # --- start and stop ---

@@ -163,15 +163,46 @@ def test_unregistering_what_is_not_known(cluster: Cluster, channel: str) -> None
 def test_a_node_that_goes_leaves_nothing_of_itself_but_names(cluster: Cluster) -> None:
     node = cluster.node("a", "t/c", "t/c#ephemeral", "u#ephemeral")
     cluster.node("b", "t/c")
-    assert set(cluster.registry.leave(node)) == {
-        *(CLIENT, of_topic("t"), of_topic("u#ephemeral")),
-        *(of_channel("t", "c"), of_channel("t", "c#ephemeral")),
-    }
+    assert cluster.registry.leave(node) == 4
+    for max_count, expected in (
+        (0, []),
+        (1, [of_channel("t", "c#ephemeral")]),
+        (2, [of_channel("t", "c"), of_topic("u#ephemeral")]),
+        (9, [of_topic("t")]),
+        (9, []),
+    ):
+        assert cluster.registry.needs_sweep == (max_count < 9 or expected != [])
+        assert cluster.registry.sweep(max_count) == [(node, one) for one in expected]
+        check_that_only_b_is_left(cluster)
+
+
+def check_that_only_b_is_left(cluster: Cluster) -> None:
     assert cluster.all() == {"client::": {"b"}, "topic:t:": {"b"}, "channel:t:c": {"b"}}
     assert cluster.nodes() == {"b": {"t": False}}
     assert cluster.found("t") == (["c", "c#ephemeral"], ["b"])
     assert cluster.found("u#ephemeral") == ([], [])
     assert cluster.registry.totals() == Totals(topics=2, channels=2, nodes=1, registrations=2)
+    assert cluster.registry.tombstone("u#ephemeral", "host:4151", cluster.clock.now()) == []
+
+
+def test_one_that_has_gone_keeps_nothing_ephemeral_alive(cluster: Cluster) -> None:
+    gone, last = cluster.node("a", "t#ephemeral/c#ephemeral"), cluster.node("b")
+    cluster.registry.register(last, "t#ephemeral", "c#ephemeral")
+    cluster.registry.leave(gone)
+    cluster.registry.unregister(last, "t#ephemeral", "c#ephemeral")
+    assert cluster.registry.channels("t#ephemeral") == []
+    cluster.registry.unregister(last, "t#ephemeral", "")
+    assert cluster.registry.topics() == []
+    assert cluster.registry.sweep(9) == []
+    assert not cluster.registry.needs_sweep
+
+
+def test_one_that_comes_back_is_another(cluster: Cluster) -> None:
+    cluster.registry.leave(cluster.node("a", "t/c"))
+    cluster.node("a", "t/c")
+    cluster.registry.sweep(9)
+    assert cluster.found("t") == (["c"], ["a"])
+    assert cluster.registry.totals().registrations == 2
 
 
 # --- what an operator creates and deletes ---
@@ -210,7 +241,8 @@ def test_a_deleted_channel_leaves_its_topic(cluster: Cluster) -> None:
     assert cluster.registry.delete_channel("t", "c")
     assert not cluster.registry.delete_channel("t", "c")
     assert cluster.found("t") == (["d"], ["a"])
-    assert cluster.registry.leave(node) == [of_channel("t", "d"), of_topic("t"), CLIENT]
+    assert cluster.registry.leave(node) == 2
+    assert cluster.registry.sweep(9) == [(node, of_channel("t", "d")), (node, of_topic("t"))]
 
 
 def test_channels_that_outlived_their_topic_can_be_deleted(cluster: Cluster) -> None:
