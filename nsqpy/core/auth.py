@@ -6,11 +6,11 @@ internal/auth/authorizations.go.
 """
 
 import json
-import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+import re2
 
 from nsqpy.clock import SECOND, Instant
 from nsqpy.core.deadlines import NEVER
@@ -69,14 +69,26 @@ class Authenticator(Protocol):
 
 # --- AUTH servers ---
 
+# A search takes RE2 time that is linear in the name, whatever the pattern. These bound the rest:
+# compiling, what a pattern may take in memory, and how many of them one decision needs.
+_PATTERNS_MAX = 1000
+_PATTERN_MAX_CHARACTERS = 4096
+_PATTERN_MAX_BYTES = 256 * 1024
+
+
+class Pattern(Protocol):
+    """A compiled pattern of RE2, the original's syntax too."""
+
+    def search(self, text: str) -> object | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
     """One rule of an AUTH server's answer; patterns are searched for, not anchored."""
 
     permissions: frozenset[Role]
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: Pattern
+    channels: tuple[Pattern, ...]
 
     def allows(self, role: Role, topic: str, channel: str) -> bool:
         return (
@@ -128,38 +140,68 @@ def parse_server_grant(body: bytes, now_ns: int) -> ServerGrant:
     ttl_s = document.get("ttl")
     if not isinstance(ttl_s, int) or isinstance(ttl_s, bool) or ttl_s <= 0:
         raise ValueError(f"invalid TTL {ttl_s!r} (must be > 0)")
+    authorizations = _authorizations(_list(document, "authorizations"))
     return ServerGrant(
         identity=_text(document, "identity"),
         identity_url=_text(document, "identity_url"),
-        authorizations=tuple(map(_authorization, _list(document, "authorizations"))),
+        authorizations=authorizations,
         expires_ns=now_ns + min(ttl_s, _TTL_MAX_S) * SECOND,
     )
 
 
-def _authorization(document: object) -> Authorization:
-    if not isinstance(document, dict):
-        raise ValueError("an authorization is not an object")
+def _authorizations(documents: list[object]) -> tuple[Authorization, ...]:
+    found: list[Authorization] = []
+    count = 0
+    for document in documents:
+        if not isinstance(document, dict):
+            raise ValueError("an authorization is not an object")
+        topic = _text(document, "topic")
+        channels = dict.fromkeys(map(_source, _list(document, "channels")))
+        count += 1 + len(channels)
+        if count > _PATTERNS_MAX:
+            raise ValueError(f"more than {_PATTERNS_MAX} patterns")
+        found.append(
+            Authorization(_permissions(document), _pattern(topic), tuple(map(_pattern, channels)))
+        )
+    return tuple(found)
+
+
+def _permissions(document: dict[str, object]) -> frozenset[Role]:
     permissions = _list(document, "permissions")
     for permission in permissions:
         if permission not in ("publish", "subscribe"):
             raise ValueError(f"unknown permission {permission!r}")
-    return Authorization(
-        frozenset(_PERMISSIONS[str(permission)] for permission in permissions),
-        _pattern(_text(document, "topic")),
-        tuple(map(_pattern, _list(document, "channels"))),
-    )
+    return frozenset(_PERMISSIONS[str(permission)] for permission in permissions)
 
 
-def _pattern(source: object) -> re.Pattern[str]:
-    if not isinstance(source, str):
+def _source(pattern: object) -> str:
+    if not isinstance(pattern, str):
         raise ValueError("a pattern is not text")
+    return pattern
+
+
+def _pattern_options() -> re2.Options:
+    options = re2.Options()
+    options.max_mem = _PATTERN_MAX_BYTES
+    options.never_capture = True
+    options.log_errors = False  # it would write to stderr by itself
+    return options
+
+
+_OPTIONS = _pattern_options()
+
+
+def _pattern(source: str) -> Pattern:
+    if len(source) > _PATTERN_MAX_CHARACTERS:
+        raise ValueError(f"a pattern of more than {_PATTERN_MAX_CHARACTERS} characters")
     try:
-        # What Python's syntax reads otherwise than RE2's, it warns of: then nobody gets in.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return re.compile(source, re.ASCII)
-    except (re.error, FutureWarning, DeprecationWarning, OverflowError, RecursionError) as error:
-        raise ValueError(f"unable to compile {source!r}: {error}") from error
+        pattern: Pattern = re2.compile(source, _OPTIONS)
+    except UnicodeEncodeError:
+        raise ValueError("a pattern is not text") from None
+    except re2.error as error:
+        reason = error.args[0].decode(errors="replace")
+        raise ValueError(f"unable to compile {source!r}: {reason}") from None
+    return pattern
 
 
 def _text(document: dict[str, object], key: str) -> str:

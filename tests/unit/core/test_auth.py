@@ -257,6 +257,60 @@ class TestServerRules:
         assert not granted(permissions=["publish"]).allows(Role.CONSUME, "t", "c")
         assert not granted(permissions=["subscribe"]).allows(Role.PUBLISH, "t")
 
+    @pytest.mark.parametrize(
+        ("pattern", "found", "not_found"),
+        [
+            ("(?i)ORD", "orders", "flights"),
+            (r"^orders\z", "orders", "orders.eu"),
+            ("^orders$", "orders", "orders.eu"),
+            (r"^\Qa.b\E$", "a.b", "axb"),
+            ("^[[:alpha:]]+$", "orders", "orders7"),
+            (r"^\pL+$", "orders", "orders7"),
+            (r"^(?P<name>\w+)\.eu$", "orders.eu", "orders.us"),
+            ("(?U)^a+?$", "aa", "b"),
+            ("", "anything", None),
+        ],
+    )
+    def test_the_syntax_is_that_of_re2(
+        self, pattern: str, found: str, not_found: str | None
+    ) -> None:
+        grant = granted(topic=pattern)
+        assert grant.allows(Role.PUBLISH, found)
+        assert not_found is None or not grant.allows(Role.PUBLISH, not_found)
+
+    @pytest.mark.parametrize(
+        "pattern",
+        [
+            *(
+                r"(a)\1",
+                "(?=a)",
+                "(?<!a)b",
+                "(?>a)",
+                r"a\Z",
+                "(?#remark)a",
+                "(?x) a",
+                "a**",
+                "a{1001}",
+            ),
+            *(r"\pL{100}", "(((a{10}){10}){10}){10}", "a" * 5000),
+        ],
+    )
+    def test_what_re2_cannot_or_should_not_run_is_refused(self, pattern: str) -> None:
+        with pytest.raises(ValueError, match=r"unable to compile|more than 4096 characters"):
+            granted(topic=pattern)
+
+    @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){25}$", "^(a|aa)+$"])
+    def test_no_pattern_takes_for_ever(self, pattern: str) -> None:
+        # Python's ``re`` would be at it for longer than anybody lives.
+        assert not granted(topic=pattern).allows(Role.PUBLISH, "a" * 63 + "b")
+
+    def test_how_many_patterns_there_may_be(self) -> None:
+        repeated = [".*"] * 5000
+        assert granted(channels=[*repeated, "^$"]).allows(Role.PUBLISH, "t")
+        assert granted(channels=[f"^{number}$" for number in range(999)]).permission_count == 1
+        with pytest.raises(ValueError, match="more than 1000 patterns"):
+            granted(channels=[f"^{number}$" for number in range(1000)])
+
     def test_decisions_are_kept_but_not_for_ever(self) -> None:
         grant = granted(topic="^7")
         for round_trip in range(2):
@@ -287,7 +341,8 @@ class TestServerRules:
             b'{"ttl":1,"authorizations":[{"permissions":["admin"],"topic":"t","channels":[]}]}',
             b'{"ttl":1,"authorizations":[{"permissions":[[]],"topic":"t","channels":[]}]}',
             b'{"ttl":1,"authorizations":[{"permissions":[],"topic":"(","channels":[]}]}',
-            b'{"ttl":1,"authorizations":[{"permissions":[],"topic":"[[:alpha:]]"}]}',
+            b'{"ttl":1,"authorizations":[{"permissions":[],"topic":"t","channels":["("]}]}',
+            b'{"ttl":1,"authorizations":[{"permissions":[],"topic":"\\ud800","channels":[]}]}',
             b'{"ttl":1,"authorizations":[{"permissions":[],"topic":"t","channels":[7]}]}',
         ],
     )
