@@ -173,6 +173,26 @@ async def test_the_client_library(start_nsqd: StartDaemon, tmp_path: Path) -> No
                 await producer.publish("t", b"hello")
 
 
+def test_a_request_that_is_no_http_does_not_show_its_token_in_the_log(
+    start_nsqd: StartDaemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    token = make_token(file, "admin", "admin", ">")
+    daemon = start_nsqd(f"--auth-token-file={file}", "--log-level=debug")
+    shown = f"Authorization: Bearer {token}".encode()
+    for data in (
+        b"GET /stats HTTP/1.1\r\nHost: x\r\n" + shown + b"\0\r\n\r\n",
+        b"GET /stats HTTP/1.1\r\nHost: x\r\n" + shown + b"x" * 10_000 + b"\r\n\r\n",
+        b"GET /stats HTTP/1.1\r\n" + shown + b"\r\n\r\n",
+        shown + b"\r\n\r\n",
+    ):
+        with Peer(daemon.http_address) as peer:
+            peer.send(data)
+            assert peer.http_answer().startswith(b"HTTP/1.1 400 ")
+    assert daemon.log.count("HTTP: bad request from 127.0.0.1: ") == 4
+    assert token.removeprefix("nsqpy_")[:16] not in daemon.log
+
+
 async def test_over_tls_and_snappy(
     start_nsqd: StartDaemon, certificates: Certificates, tmp_path: Path
 ) -> None:

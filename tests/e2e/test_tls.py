@@ -252,6 +252,26 @@ class TestHTTPS:
         assert f'"http_port":{secure_nsqd.http_address.rpartition(":")[2]},' in info
         assert run("curl", "--silent", f"{url}/ping").returncode == 60  # an unknown authority
 
+    def test_a_lease_is_read_encrypted(
+        self, secure_nsqd: Daemon, certificates: Certificates, tmp_path: Path
+    ) -> None:
+        for what in ("/topic/create?topic=leased", "/channel/create?topic=leased&channel=c"):
+            assert secure_nsqd.request(what, b"").status == 200
+        bodies = [b"%06d" % number + bytes(4000) for number in range(1000)]
+        secure_nsqd.request("/mpub?topic=leased", b"\n".join(bodies))
+        reply = secure_nsqd.request("/lease/create?topic=leased&channel=c&id=a", b"")
+        assert reply.status == 200, reply
+        path = "/lease/read?id=a"
+        plain = secure_nsqd.request(path).body
+        assert len(plain) > 4_000_000
+        curl = ("curl", "--silent", "--show-error", "--cacert", certificates.ca)
+        for spec, expected in (("0-", plain), ("100-3000000", plain[100:3_000_001])):
+            file = tmp_path / "read"
+            url = f"https://{secure_nsqd.https_address}{path}"
+            got = run(*curl, "--range", spec, "--output", str(file), url)
+            assert got.returncode == 0, got.stderr
+            assert file.read_bytes() == expected
+
     def test_curl_over_a_unix_socket(self, tmp_path: Path) -> None:
         with UnixDaemon(tmp_path) as daemon:
             curl = ("curl", "--silent", "--unix-socket", daemon.http_path)

@@ -43,6 +43,10 @@ class HTTPConnection:
     def send(self, data: bytes) -> None:
         self._writer.write(data)
 
+    def end(self) -> None:
+        """Send no more, and go on reading."""
+        self._writer.write_eof()
+
     async def answer(self, *, with_body: bool = True) -> Answer:
         async with asyncio.timeout(_DEADLINE_S):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode()

@@ -138,6 +138,32 @@ class TestConnections:
         http.send(b"GET /quiet HTTP/1.1\r\nHost: a\r\n\r\n" * 50)
         assert [(await http.answer()).status for _ in range(50)] == [200] * 50
 
+    @pytest.mark.parametrize("count", [1, 3, 50])
+    async def test_a_client_that_ends_its_side_gets_its_replies(
+        self, http: HTTPConnection, service: Service, count: int
+    ) -> None:
+        echo = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
+        http.send(echo * count + b"GET /quiet HTTP/1.1\r\nHost:")  # the last is not complete
+        http.end()
+        for _ in range(count):
+            assert (await http.answer()).body == b"abc"
+        assert await http.closed()
+        async with asyncio.timeout(10):
+            while service.server.connection_count:  # noqa: ASYNC110 - nobody tells that it is gone
+                await asyncio.sleep(0.01)
+
+    async def test_one_that_ends_its_side_while_it_reads_is_not_kept(
+        self, http: HTTPConnection, service: Service
+    ) -> None:
+        http.send(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        other = await HTTPConnection.open(service.address)
+        while not service.answered:
+            assert (await other.ask("GET", "/quiet")).status == 200
+        http.end()
+        assert len((await http.answer()).body) == len(LARGE.body)
+        assert await http.closed()
+        await other.close()
+
     @pytest.mark.parametrize(
         "request_head", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"]
     )

@@ -369,7 +369,7 @@ class TestAboutTheDaemon:
         await http.ask("POST", "/mpub", b"x")
         await http.ask("GET", "/debug/pprof/cmdline")
         await http.ask("POST", "/channel/create?topic=t&channel=ch")
-        (line,) = (r.message for r in caplog.records if r.name == "nsqpy.net.http")
+        (line,) = (r.message for r in caplog.records if r.name == "nsqpy.net.http.requests")
         assert re.fullmatch(
             r"200 POST /channel/create\?topic=t&channel=ch \(127\.0\.0\.1:\d+\) [\d.]+(µs|ms)", line
         )

@@ -72,7 +72,7 @@ async def test_the_second_request_too(server: HTTPServer, address: str) -> None:
 
 
 async def test_a_body_has_to_come_in_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqpy.net.http._BODY_MAX_S", 0.05)
+    monkeypatch.setattr("nsqpy.net.http.requests._BODY_MAX_S", 0.05)
     connection = await HTTPConnection.open(address)
     connection.send(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
     answer = await connection.answer()
@@ -84,7 +84,7 @@ async def test_a_body_has_to_come_in_time(address: str, monkeypatch: pytest.Monk
 async def test_a_reply_has_to_be_read_in_time(
     server: HTTPServer, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqpy.net.http._REPLY_MAX_S", 0.05)
+    monkeypatch.setattr("nsqpy.net.http.server._REPLY_MAX_S", 0.05)
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1)
     writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
