@@ -253,6 +253,23 @@ class NsqdConfig:
         minimum=0,
         help="clients on the TCP port, and as many on HTTP; 0 = what the open-file limit allows",
     )
+    max_unsent_size: int = option(
+        1024 * 1024,
+        group=_CLIENTS,
+        minimum=1024,
+        maximum=_INT32_MAX,
+        metavar="BYTES",
+        help="a client for which more than this waits, because it does not read, gets no more "
+        "messages until it has",
+    )
+    write_timeout_ns: int = option(
+        "0s",
+        parse=duration_ns,
+        group=_CLIENTS,
+        minimum=0,
+        help="a client that takes nothing of that for so long is cut off, and its messages are "
+        "queued again; 0 = its heartbeat interval",
+    )
     max_rdy_count: int = option(
         2500, group=_CLIENTS, minimum=1, help="largest RDY: messages in flight to one connection"
     )
@@ -512,6 +529,8 @@ def split_address(address: str) -> tuple[str, int] | None:
     bare_host = host.removeprefix("[").removesuffix("]")
     if not colon or (":" in host and bare_host == host):
         raise ValueError("must be host:port, or the path of a socket")
+    if not _can_be_looked_up(bare_host):
+        raise ValueError("must begin with a host name or an address")
     if not (port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
         raise ValueError(f"must end in a port, 0 to {_PORT_MAX}")
     return bare_host, int(port)
@@ -522,6 +541,15 @@ def _is_half(word: str) -> bool:
         return word == "localhost" or word.isdecimal() or bool(ip_address(word))
     except ValueError:
         return False
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """What this refuses, resolvers answer with errors that are none of the system's."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in host
 
 
 def default_node_id(hostname: str) -> int:

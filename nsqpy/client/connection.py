@@ -402,7 +402,7 @@ async def open_connection(
     except TimeoutError:
         waited = f"{options.dial_timeout_ns / SECOND:g}s"
         raise ConnectionClosed(f"{address}: no connection within {waited}") from None
-    except (OSError, UnicodeError) as error:  # the latter for a host that no name server takes
+    except (OSError, ValueError) as error:  # the latter for a host that no name server takes
         raise ConnectionClosed(f"{address}: {_reason(error)}") from error
     try:
         await connection.identify()

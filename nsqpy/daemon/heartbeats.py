@@ -3,8 +3,9 @@
 A heartbeat is lazy: none is owed to a connection on which bytes went both ways within the
 interval, and one is owed exactly one interval after the side that has been silent longest was
 last heard, so that no client waits more than its interval for a sign of life. Two intervals
-without a whole command from the client, or one in which it took nothing of what waits for it,
-end the connection. Source: reference nsqd 1.6; DESIGN 5.
+without a whole command from the client end the connection; so does a client that takes nothing of
+what waits for it, after its write timeout or else one interval. Source: reference nsqd 1.6; DESIGN
+5.
 """
 
 from enum import StrEnum
@@ -34,6 +35,10 @@ class Watched(Protocol):
     def heartbeat_interval_ns(self) -> int:
         """0: no heartbeats, and no deadlines."""
 
+    @property
+    def write_timeout_ns(self) -> int:
+        """0: the heartbeat interval."""
+
     def note_progress(self, now_ns: int) -> None:
         """Move ``blocked_since_ns`` to now if the client has taken anything since the last call."""
 
@@ -50,11 +55,13 @@ class Heartbeats:
         self.changed = False  # ``soonest_ns`` may be sooner than it was
 
     def watch(self, connection: Watched) -> None:
-        """Begin, or begin again with the interval that the connection has now."""
+        """Begin, or begin again with the interval that the connection has now, or because it has
+        stopped reading."""
         self.forget(connection)
         interval_ns = connection.heartbeat_interval_ns
         if interval_ns:
-            self._heap.add(connection, _oldest_ns(connection) + interval_ns)
+            due_ns = _oldest_ns(connection) + interval_ns
+            self._heap.add(connection, min(due_ns, _end_ns(connection)))
             self.changed = True
 
     def forget(self, connection: Watched) -> None:
@@ -70,23 +77,24 @@ class Heartbeats:
         while (connection := self._heap.pop_due(now_ns)) is not None:
             interval_ns = connection.heartbeat_interval_ns
             connection.note_progress(now_ns)
-            blocked_since_ns = connection.blocked_since_ns
-            if blocked_since_ns:
-                # What it sends may be waiting unread on our side, so silence proves nothing.
-                if now_ns - blocked_since_ns >= interval_ns:
-                    connection.abort(Fault.SLOW)
-                    continue
-            elif now_ns - connection.received_ns >= 2 * interval_ns:
-                connection.abort(Fault.SILENT)
+            if now_ns >= _end_ns(connection):
+                connection.abort(Fault.SLOW if connection.blocked_since_ns else Fault.SILENT)
                 continue
             due_ns = _oldest_ns(connection) + interval_ns
             if due_ns <= now_ns:
                 connection.beat(now_ns)
                 due_ns = now_ns + interval_ns
-            end_ns = connection.received_ns + 2 * interval_ns
-            if blocked_since_ns:
-                end_ns = connection.blocked_since_ns + interval_ns
-            self._heap.add(connection, max(min(due_ns, end_ns), now_ns + 1))
+            self.forget(connection)  # the heartbeat may have been the byte too many
+            self._heap.add(connection, max(min(due_ns, _end_ns(connection)), now_ns + 1))
+
+
+def _end_ns(connection: Watched) -> int:
+    """When to give it up, if nothing changes until then."""
+    interval_ns = connection.heartbeat_interval_ns
+    if connection.blocked_since_ns:
+        # What it sends may be waiting unread on our side, so silence proves nothing.
+        return connection.blocked_since_ns + (connection.write_timeout_ns or interval_ns)
+    return connection.received_ns + 2 * interval_ns
 
 
 def _oldest_ns(connection: Watched) -> int:

@@ -30,15 +30,17 @@ __all__ = ["Connection", "Connections"]
 
 log = logging.getLogger(__name__)
 
-# Above the first a consumer gets no more messages; above the second, which only replies and
-# errors can reach, the client is not read from until it has read.
-WRITE_HIGH_BYTES = 1024 * 1024
-WRITE_LOW_BYTES = 256 * 1024
-WRITE_STOP_BYTES = 4 * 1024 * 1024
+# Of ``max_unsent_size``, above which a consumer gets no more messages: until this part of it is
+# left, and up to this multiple, which only replies and errors can reach. Beyond that the client is
+# not read from until it has read.
+_UNSENT_LOW_PART = 4
+_UNSENT_STOP_TIMES = 4
 # Publishes that wait for their fsync; one read more may come on top.
 UNSETTLED_HIGH_BYTES = 4 * 1024 * 1024
-# Replies in one round of the loop, which may read the same socket several times.
+# Replies, and bytes read, in one round of the loop, which may read the same socket dozens of times:
+# the smallest publishes come a hundred thousand to two megabytes, and everybody else would wait.
 OUT_HIGH_COUNT = 4096
+READ_HIGH_BYTES = 256 * 1024
 
 
 class Connections:
@@ -79,26 +81,32 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_connections",
         "_parser",
+        "_read_bytes",
         "_reading",
         "_session",
         "_taken_bytes",
         "_transport",
+        "_unsent_stop_bytes",
         "_written_bytes",
         "blocked_since_ns",
         "deadline_ns",
         "received_ns",
         "sent_ns",
+        "write_timeout_ns",
     )
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._reading = True
+        self._read_bytes = 0  # since the last flush
         self._transport: asyncio.Transport
         self._session: Session
         self._written_bytes = self._taken_bytes = 0
         self.blocked_since_ns = 0
         self.deadline_ns = -1
         config = connections.broker.config
+        self._unsent_stop_bytes = config.max_unsent_size * _UNSENT_STOP_TIMES
+        self.write_timeout_ns = config.write_timeout_ns
         self._parser = CommandParser(
             max_msg_size=config.max_msg_size,
             max_body_size=config.max_body_size,
@@ -117,9 +125,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do what asyncio.Transport says without being one.
         self._transport = transport = cast("asyncio.Transport", transport)
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         connections = self._connections
         broker = connections.broker
+        unsent_bytes = broker.config.max_unsent_size
+        transport.set_write_buffer_limits(unsent_bytes, unsent_bytes // _UNSENT_LOW_PART)
         socket = transport.get_extra_info("socket")
         if connections.limit.refuses(socket.fileno(), len(connections.open)):
             transport.abort()
@@ -165,6 +174,10 @@ class Connection(asyncio.Protocol):
         if session.features.heartbeat_interval_ns != interval_ns:
             connections.heartbeats.watch(self)
         full = session.unsettled_bytes > UNSETTLED_HIGH_BYTES or len(session.out) > OUT_HIGH_COUNT
+        self._read_bytes += len(data)
+        if self._read_bytes > READ_HIGH_BYTES:
+            full = True
+            self._note_output()  # to be read from again at the end of the turn
         if full or session.asking:
             self._pause_reading()
 
@@ -189,6 +202,8 @@ class Connection(asyncio.Protocol):
         self.blocked_since_ns = self._connections.clock.now().monotonic_ns
         self._taken_bytes = self._written_bytes - self._transport.get_write_buffer_size()
         self._session.set_blocked(True)
+        if self in self._connections.open:
+            self._connections.heartbeats.watch(self)
 
     def resume_writing(self) -> None:
         self.blocked_since_ns = 0
@@ -204,6 +219,7 @@ class Connection(asyncio.Protocol):
     def flush(self, now_ns: int) -> None:
         """Write everything the session has ready, in one go."""
         session, transport = self._session, self._transport
+        self._read_bytes = 0
         out = session.out
         if out:
             session.out = []
@@ -211,7 +227,10 @@ class Connection(asyncio.Protocol):
             data = out[0] if len(out) == 1 else b"".join(out)
             self._written_bytes += len(data)
             transport.write(data)
-            if self.blocked_since_ns and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
+            if (
+                self.blocked_since_ns
+                and transport.get_write_buffer_size() > self._unsent_stop_bytes
+            ):
                 self._pause_reading()
         if session.finished:
             self.finish()
@@ -307,7 +326,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        blocked = self._transport.get_write_buffer_size() > WRITE_STOP_BYTES
+        blocked = self._transport.get_write_buffer_size() > self._unsent_stop_bytes
         blocked = blocked or self._session.asking
         if not self._reading and not blocked and not self._transport.is_closing():
             self._reading = True

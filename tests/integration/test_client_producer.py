@@ -115,6 +115,13 @@ async def test_it_reconnects_in_the_background() -> None:
         await producer.stop()
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "a\0b", "\ud800"])
+async def test_a_host_that_no_resolver_takes_is_nobody(host: str) -> None:
+    async with Producer(f"{host}:4150", tries=1) as producer:
+        with pytest.raises(ConnectionClosed, match=host.replace(".", r"\.")):
+            await producer.publish("t", b"1")
+
+
 async def test_a_reply_to_nothing_closes_the_connection() -> None:
     async with FakeNsqd() as nsqd, Producer(nsqd.address) as producer:
         await producer.ping()

@@ -80,6 +80,8 @@ durability durability disk
 drain-timeout drain_timeout 0s
 ephemeral-overflow ephemeral_overflow drop-newest
 max-connections max_connections 0
+max-unsent-size max_unsent_size 1048576
+write-timeout write_timeout 0s
 log-format log_format text
 auth-token-file auth_token_file -
 metrics-max-channels metrics_max_channels 20000
@@ -112,6 +114,7 @@ def test_default_node_id() -> None:
         ("127.0.0.1:4150", ("127.0.0.1", 4150)),
         (":0", ("", 0)),
         ("[::1]:65535", ("::1", 65535)),
+        ("bücher.example:1", ("bücher.example", 1)),
         ("/run/nsqd.sock", None),
         ("/run/a:b", None),
         ("nsqd.sock", None),
@@ -128,6 +131,12 @@ def test_addresses(address: str, parts: tuple[str, int] | None) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match=r"^must (be host:port|end in a port)"):
         split_address(address)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "a\0b", "\ud800"])
+def test_what_no_resolver_takes(host: str) -> None:
+    with pytest.raises(ValueError, match=r"^must begin with a host name or an address$"):
+        split_address(f"{host}:4150")
 
 
 @pytest.mark.parametrize(
@@ -177,6 +186,7 @@ def test_change_config() -> None:
         ("nsqlookupd_tcp_addresses", b"a:4160"),
         ("nsqlookupd_tcp_addresses", b'"a:4160"'),
         ("nsqlookupd_tcp_addresses", b"[1]"),
+        ("nsqlookupd_tcp_addresses", b'["\\ud800:4160"]'),
         ("nsqlookupd_tcp_addresses", b'["/a/socket"]'),
         ("nsqlookupd_tcp_addresses", b"[" * 100_000),
     ],

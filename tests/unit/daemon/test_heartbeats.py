@@ -21,6 +21,7 @@ class Peer:
         self.blocked_since_ns = 0
         self.progressing = False
         self.heartbeat_interval_ns = interval_ns
+        self.write_timeout_ns = 0
         self.beats: list[int] = []
         self.aborted = ""
 
@@ -125,6 +126,35 @@ def test_one_that_takes_nothing_is_ended_after_an_interval(timer: Timer) -> None
             break
     assert peer.aborted == "does not read what it is sent"
     assert 31 <= second <= 61
+
+
+def test_a_write_timeout_takes_the_place_of_the_interval(timer: Timer) -> None:
+    for timeout_seconds in (5, 100):
+        peer = Peer()
+        peer.write_timeout_ns = timeout_seconds * SECOND
+        timer.heartbeats.watch(peer)
+        peer.blocked_since_ns = START_NS + SECOND
+        timer.heartbeats.watch(peer)  # as a connection does when it can write no more
+        timer.run_until((1 + timeout_seconds) * SECOND - 1)
+        assert peer.aborted == ""
+        timer.run_until((1 + timeout_seconds) * SECOND)
+        assert peer.aborted == "does not read what it is sent"
+
+
+def test_a_heartbeat_may_be_what_is_too_much(timer: Timer) -> None:
+    class Full(Peer):
+        def beat(self, now_ns: int) -> None:
+            super().beat(now_ns)
+            self.blocked_since_ns = now_ns
+            timer.heartbeats.watch(self)
+
+    peer = Full()
+    timer.heartbeats.watch(peer)
+    timer.run_until(60 * SECOND - 1)
+    assert (seconds(peer.beats), peer.aborted) == ([30], "")
+    timer.run_until(60 * SECOND)
+    assert peer.aborted == "does not read what it is sent"
+    assert timer.heartbeats.soonest_ns() == NEVER
 
 
 def test_one_that_takes_something_however_slowly_is_not_ended(timer: Timer) -> None:
