@@ -10,7 +10,8 @@ messages: this client spends well under 0.1 us a message, and leaves the machine
                               both      mpub and sub at once
                               latency   from publish to handler, at a steady rate
                               http      POST /pub, keep-alive
-                              idle      subscribed and silent: memory and processor time of --pid
+                              idle      subscribed, and silent but for heartbeats: memory and
+                                        processor time of --pid
 
 Each prints one JSON object. With --pid the daemon's own processor time is read too, and given per
 message handled: the figure that a busy machine moves least.
@@ -22,6 +23,7 @@ import os
 import queue
 import resource
 import select
+import selectors
 import socket
 import struct
 import sys
@@ -69,6 +71,7 @@ class Load:
     rdy: int = option(2500, minimum=1, help="messages in flight to each consumer")
     rate: float = option(1000.0, above=0, help="messages a second, for latency")
     output_buffer_timeout_ms: int = option(250, minimum=-1, help="asked for, for latency")
+    heartbeat_interval_ms: int = option(30_000, minimum=1000, help="asked for, for idle")
     dry_seconds: float = option(1.0, above=0, help="sub stops when nothing came for so long")
 
 
@@ -127,6 +130,14 @@ class _Connection:
         elif kind == _ERROR:
             raise LoadError(f"the daemon says {frame[1].decode(errors='replace')}")
         return frame
+
+    def answer_heartbeats(self) -> int:
+        """Take the frames that come next, none of which is a message; how many were heartbeats."""
+        self.receive()
+        count = 0
+        while (frame := self._cut_frame()) is not None:
+            count += frame == _HEARTBEAT
+        return count
 
     def finish_all(self, body_size: int) -> int:
         """FIN every message that is here, each with a body of that size; their number."""
@@ -410,19 +421,33 @@ def _idle(load: Load) -> Figures:
     started = time.monotonic()
     connections = []
     for _ in range(load.connections):
-        connection = _Connection(load)
+        connection = _Connection(load, heartbeat_interval=load.heartbeat_interval_ms)
         connection.subscribe(load, 1)
         connections.append(connection)
     opening_s = time.monotonic() - started
     open_kb, cpu_before_s = process_figures(load.pid)
-    time.sleep(load.seconds)
+    heartbeats = _answer_heartbeats(connections, load.seconds)
     _, cpu_after_s = process_figures(load.pid)
     return {
         "connections": len(connections),
         "opened_per_s": round(len(connections) / opening_s),
         "kB_per_connection": round((open_kb - before_kb) / len(connections), 2),
+        "heartbeats": heartbeats,
         "idle_cpu_percent": round(100 * (cpu_after_s - cpu_before_s) / load.seconds, 1),
     }
+
+
+def _answer_heartbeats(connections: Sequence[_Connection], seconds: float) -> int:
+    """Stay for so long; how many there were."""
+    count = 0
+    deadline = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+        while (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                count += key.data.answer_heartbeats()
+    return count
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
 """The real daemon as a child process, for tests that talk to it from outside.
 
 Every wait has a deadline. What the daemon logged is kept, and shown when a wait runs out, so
-that a failure on a machine out of reach can be read from its report.
+that a failure on a machine out of reach can be read from its report. It goes into a file, where a
+line is as soon as the daemon has written it: no reader can lag behind.
 """
 
 import json
@@ -10,11 +11,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -78,9 +80,10 @@ class Daemon:
         self.tcp_address = ""
         self.http_address = ""
         self.https_address = ""  # where there is one
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
-        self._lines: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log, name = tempfile.mkstemp()
+        os.unlink(name)  # noqa: PTH108 - it has no name that could be told
+        weakref.finalize(self, os.close, self._log)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -96,7 +99,7 @@ class Daemon:
     @property
     def log(self) -> str:
         """Everything the daemon wrote to standard error, over all its starts."""
-        return "".join(self._lines)
+        return os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
 
     @property
     def pid(self) -> int:
@@ -115,18 +118,14 @@ class Daemon:
     def start(self) -> Self:
         """Start the process and wait until both listeners answer."""
         assert self._process is None, "already started"
-        already_logged = len(self._lines)
+        already_logged = len(self.log)
         self._process = subprocess.Popen(
             self.command(),
             cwd=_ROOT,
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            stderr=self._log,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
-        self._reader.start()
         try:
             addresses = self.wait(
                 lambda: self._listening(already_logged), "the daemon to say where it listens"
@@ -163,7 +162,6 @@ class Daemon:
         def alive_and_true() -> T | None:
             found = condition()
             if not found and self._process is not None and self._process.poll() is not None:
-                self._join_reader()
                 raise AssertionError(
                     f"the daemon ended with {self._process.returncode} before {what}"
                 )
@@ -226,9 +224,9 @@ class Daemon:
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- /stats: {seen}") from None
 
-    def _listening(self, skip_lines: int) -> dict[str, str] | None:
+    def _listening(self, already_logged: int) -> dict[str, str] | None:
         """By protocol; HTTP is the last."""
-        found = dict(_LISTENING.findall("".join(self._lines[skip_lines:])))
+        found = dict(_LISTENING.findall(self.log[already_logged:]))
         return found if found.keys() >= {"TCP", "HTTP"} else None
 
     def _answers(self, path: str) -> bool:
@@ -237,16 +235,6 @@ class Daemon:
             return self.request(path).status in (200, 403)
         except OSError:
             return False
-
-    def _read_log(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        with process.stderr:
-            for line in process.stderr:
-                self._lines.append(line)
-
-    def _join_reader(self) -> None:
-        assert self._reader is not None
-        self._reader.join(DEADLINE_SECONDS)
 
     def _end(self, number: signal.Signals | None, seconds: float) -> int:
         process = self._process
@@ -258,11 +246,9 @@ class Daemon:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            self._join_reader()
             raise AssertionError(
                 f"the daemon did not stop within {seconds:g} s\n--- log of the daemon\n{self.log}"
             ) from None
         finally:
             self._process = None
-        self._join_reader()
         return code

@@ -66,6 +66,24 @@ def test_idle_connections(nsqd: Daemon) -> None:
     assert json.loads(result.stdout)["connections"] == 20
 
 
+def test_idle_connections_stay(nsqd: Daemon) -> None:
+    """For longer than the two heartbeats after which one that does not answer is cut off."""
+    where = (f"--tcp-address={nsqd.tcp_address}", f"--pid={nsqd.pid}")
+    flags = ("--connections=5", "--seconds=3.5", "--heartbeat-interval-ms=1000")
+    result = run("benchmarks.load", "idle", *where, *flags)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["heartbeats"] >= 5
+    assert "was silent" not in nsqd.log
+
+
+def test_a_directory_under_load() -> None:
+    result = run("benchmarks.lookupd", "--topics=50", "--nodes=5", "--lookups=20")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    for phase in ("flood", "quiet", "beside", "leaving"):
+        assert report[phase]["count"] > 0
+
+
 def test_a_load_says_why_it_failed(nsqd: Daemon) -> None:
     nsqd.kill()
     result = run("benchmarks.load", "pub", f"--tcp-address={nsqd.tcp_address}", "--seconds=9")

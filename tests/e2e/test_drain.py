@@ -70,6 +70,7 @@ async def test_consumers_empty_their_channels_after_sigterm(
             bodies = [b"%d" % index for index in range(30)]
             await producer.publish_many("t", bodies)
             await reached(lambda: is_listed(lookupd, "t"))
+            await reached(lambda: slow.bodies)
             nsqd.send_signal(signal.SIGTERM)
             await reached(lambda: nsqd.request("/ping").text == "NOK - draining")
             assert nsqd.request("/ping").status == 500
@@ -123,7 +124,7 @@ async def test_a_second_signal_ends_it_at_once(start_nsqd: StartDaemon) -> None:
         nsqd.send_signal(signal.SIGTERM)
         await reached(lambda: nsqd.request("/drain").json["draining"])
         nsqd.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(nsqd.wait_ended, 5) == 0
+        assert await asyncio.to_thread(nsqd.wait_ended) == 0
         slow.may_finish.set()
     nsqd.start()
     nsqd.wait_channel("t", "c", depth=2)
@@ -157,7 +158,7 @@ async def test_over_http_it_ends_the_process_too(start_nsqd: StartDaemon) -> Non
 def test_without_a_timeout_sigterm_does_not_wait(start_nsqd: StartDaemon) -> None:
     nsqd = start_nsqd()
     nsqd.publish("t", b"1")
-    assert nsqd.terminate(5) == 0
+    assert nsqd.terminate() == 0
     assert "DRAIN" not in nsqd.log
 
 
@@ -168,7 +169,7 @@ async def test_without_the_flag_a_signal_ends_what_http_began(start_nsqd: StartD
         nsqd.publish("t", b"1", b"2")
         await reached(lambda: slow.bodies)
         assert nsqd.request("/drain?timeout=1h", b"").json["draining"]
-        assert await asyncio.to_thread(nsqd.terminate, 5) == 0
+        assert await asyncio.to_thread(nsqd.terminate) == 0
         slow.may_finish.set()
     assert "DRAIN: told not to wait any longer\n" in nsqd.log
     assert ", 2 messages are left" in nsqd.log
@@ -196,6 +197,7 @@ async def test_producers_go_elsewhere(tmp_path: Path, start_nsqd: StartDaemon) -
         for daemon in (nsqd, other):
             assert daemon.request("/topic/create?topic=t", b"").status == 200
             assert daemon.request("/channel/create?topic=t&channel=c", b"").status == 200
+        await reached(lambda: len(lookupd.request("/lookup?topic=t").json["producers"]) == 2)
         slow = Slow(nsqd, "t")
         async with slow.consumer:
             async with Producer(nsqd.tcp_address, lookupd=lookupd.http_address) as producer:

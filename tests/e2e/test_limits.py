@@ -76,7 +76,7 @@ def test_a_command_that_comes_byte_by_byte_is_no_sign_of_life(nsqd: Daemon) -> N
         peer.send(b"PUB t\n\x00\x00\x10\x00")
         started = time.monotonic()
         while not peer.is_closed():
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 20
             try:
                 peer.send(b"x")
             except ConnectionError:

@@ -26,7 +26,7 @@ class ScriptedLookupd:
     """Use as ``async with ScriptedLookupd() as lookupd``; ``address`` is of its TCP protocol.
 
     ``answer`` replaces the reply to a command; None is no reply at all. ``channels`` are what it
-    tells of every topic, once ``open`` is set.
+    tells of every topic, once ``open`` is set, and then after ``delay_s``.
     """
 
     def __init__(self, *channels: str, answer: Answer | None = None, **identity: object) -> None:
@@ -37,6 +37,7 @@ class ScriptedLookupd:
         self.reply: Reply | None = None
         self.open = asyncio.Event()
         self.open.set()
+        self.delay_s = 0.0
         self._answer = answer
         self._identity = identity
         self._changed = asyncio.Condition()
@@ -114,4 +115,5 @@ class ScriptedLookupd:
             self._changed.notify_all()
         channels = list(self.channels)
         await self.open.wait()
+        await asyncio.sleep(self.delay_s)
         return self.reply or json_reply({"channels": channels})

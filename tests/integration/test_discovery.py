@@ -36,6 +36,7 @@ from tests.integration.scripted_lookupd import ScriptedLookupd
 
 DEADLINE_S = 10
 FAST = Limits(reply_s=0.2, ping_interval_s=30, retry_min_s=0.02, retry_max_s=0.1, stable_s=1)
+PATIENT = replace(FAST, reply_s=10)
 
 
 class Member:
@@ -242,13 +243,13 @@ class TestTelling:
         async with ScriptedLookupd(answer=answer) as lookupd:
             member = join(lookupd.address, limits=replace(FAST, ping_interval_s=0.05))
             member.create("t")
-            await lookupd.wait_for(lambda: len(lookupd.of(Identify)) == 2)
+            await lookupd.wait_for(lambda: len(lookupd.of(Identify)) >= 2)
             await lookupd.wait_for(lambda: lookupd.commands[-1] == Ping())
             assert lookupd.of(Register)[-1] == Register("t", "")
 
     async def test_pings_go_on_beside_other_traffic(self, join: Join) -> None:
         async with ScriptedLookupd() as lookupd:
-            member = join(lookupd.address, limits=replace(FAST, ping_interval_s=0.02))
+            member = join(lookupd.address, limits=replace(PATIENT, ping_interval_s=0.02))
             for index in range(20):
                 member.create(f"t{index}")
                 await asyncio.sleep(0.005)
@@ -296,7 +297,7 @@ class TestTelling:
     ) -> None:
         caplog.set_level(logging.INFO, "nsqpy")
         async with ScriptedLookupd(answer=lambda _: reply_frame(b"E_INVALID no")) as lookupd:
-            join(lookupd.address)
+            join(lookupd.address, limits=PATIENT)
             await lookupd.wait_for(lambda: len(lookupd.connected_at_s) >= 4)
         expected = f"LOOKUPD({lookupd.address}): lookupd returned E_INVALID no"
         assert caplog.text.count(expected) == 1
@@ -402,7 +403,7 @@ class TestNewTopics:
             member = join(
                 hanging.address,
                 lookupd.address,
-                http_client_request_timeout_ns=200 * MILLISECOND,
+                http_client_request_timeout_ns=1000 * MILLISECOND,
             )
             await member.publish("t", b"1")
             await released(member, "t")
@@ -412,25 +413,25 @@ class TestNewTopics:
 
     async def test_many_at_once_wait_for_one_that_answers(self, join: Join) -> None:
         async with ScriptedLookupd("archive") as lookupd:
-            member = join(lookupd.address, http_client_request_timeout_ns=300 * MILLISECOND)
-            for index in range(500):
+            lookupd.delay_s = 0.06
+            member = join(lookupd.address, http_client_request_timeout_ns=1000 * MILLISECOND)
+            # So many that the last get their turn after the timeout.
+            for index in range(320):
                 member.create(f"t{index}")
-            for index in range(500):
+            for index in range(320):
                 await released(member, f"t{index}")
             found = [topic.channels.keys() for topic in member.broker.topics.values()]
-            assert found == [{"archive"}] * 500
+            assert found == [{"archive"}] * 320
 
     async def test_many_at_once_give_up_on_one_that_hangs(self, join: Join) -> None:
         async with ScriptedLookupd("archive") as lookupd:
             lookupd.open.clear()
             member = join(lookupd.address, http_client_request_timeout_ns=200 * MILLISECOND)
-            began_s = asyncio.get_running_loop().time()
             for index in range(200):
                 member.create(f"t{index}")
             for index in range(200):
                 await released(member, f"t{index}")
-            assert asyncio.get_running_loop().time() - began_s < 2  # and not 200 / 16 timeouts
-            assert len(lookupd.asked) <= 32
+            assert len(lookupd.asked) <= 32  # a timeout or two, and not 200 / 16
 
     async def test_with_nobody_to_ask_they_start_at_once(
         self, join: Join, caplog: pytest.LogCaptureFixture
