@@ -207,7 +207,7 @@ class Lease:
     """
 
     __slots__ = (
-        *("changed", "count", "covered", "deadline_ns", "ended_ns", "expires_ns", "flushes"),
+        *("changed", "count", "covered", "deadline_ns", "ended_ns", "expires_ns"),
         *("frame_bytes", "held", "id", "log", "reads", "records", "requests", "returned", "serial"),
         *("size", "sources", "splits", "state", "stranded", "terms", "told", "wanted"),
     )
@@ -232,7 +232,6 @@ class Lease:
         self.stranded: list[Run] = []  # read from its log, but the disk did not take it back
         self.returned: list[list[int]] = []  # ranges of the channel's log that it went back to
         self.told = False  # somebody knows that it has expired, and goes on without it
-        self.flushes = 0  # of the channel's log, before the acknowledgements that it waits for
         self.records: dict[str, int] = {}  # of the book's journal, by what they say
         self.requests: list[LeaseRequest] = []
         self.terms: LeaseTerms | None = None
@@ -251,6 +250,12 @@ class Lease:
             return 0
         waiting = self.log.unread if self.log is not None else 0
         return waiting + sum(map(len, self.stranded))
+
+    def answer(self, error: NSQError | None = None) -> None:
+        """Tell everybody who waits for it that it exists, or why not."""
+        requests, self.requests = self.requests, []
+        for request in requests:
+            request.complete(self if error is None else None, error)
 
     def cover(self, offset: int, length: int) -> bool:
         """Bytes were sent; whether any of them were for the first time since a whole read.

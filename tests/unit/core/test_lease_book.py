@@ -392,7 +392,7 @@ class TestEnd:
 
     def test_no_more_than_so_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert ENDED_MAX == 10_000
-        monkeypatch.setattr("nsqpy.core.lease_book.ENDED_MAX", 3)
+        monkeypatch.setattr("nsqpy.core.lease_roll.ENDED_MAX", 3)
         node = node_with(10)
         tenant = Tenant(node)
         for name in "abcde":
