@@ -16,6 +16,7 @@ from tests.e2e.daemon import Daemon
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+MEASURED = ("seconds", "wall_ms", "own_ms", "cpu_ms")
 ADDRESSES = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 
 
@@ -82,6 +83,14 @@ def test_a_directory_under_load() -> None:
     report = json.loads(result.stdout)
     for phase in ("flood", "quiet", "beside", "leaving"):
         assert report[phase]["count"] > 0
+
+
+def test_a_large_lease() -> None:
+    result = run("benchmarks.lease", "--messages=4000", "--cold")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    stages = ("idle", "create", "read", "release", "create again", "read again", "commit")
+    assert all(figures[stage].keys() == {*MEASURED, "over_10"} for stage in stages)
 
 
 def test_a_load_says_why_it_failed(nsqd: Daemon) -> None:
