@@ -219,6 +219,8 @@ class HTTPApi:
                 "max_deflate_level": config.max_deflate_level,
                 "topology_zone": config.topology_zone,
                 "topology_region": config.topology_region,
+                "max_msg_size": config.max_msg_size,
+                "max_body_size": config.max_body_size,
             }
         )
 

@@ -352,7 +352,8 @@ class TestAboutTheDaemon:
             f'"http_port":{address.rpartition(":")[2]},"tcp_port":4150,'
             f'"start_time":{daemon.broker.start_time_s},"max_heartbeat_interval":60000000000,'
             '"max_output_buffer_size":65536,"max_output_buffer_timeout":30000000000,'
-            '"max_deflate_level":6,"topology_zone":"","topology_region":""}'
+            '"max_deflate_level":6,"topology_zone":"","topology_region":"",'
+            '"max_msg_size":100,"max_body_size":1000}'
         )
         await http.close()
 
