@@ -10,6 +10,7 @@ Source: reference nsqd 4.2; nsqlookupd 5.2.
 import http.client
 import json
 import logging
+import ssl
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +18,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode, urlsplit
 
+from nsqpy.client.node_tls import NodeTLS
 from nsqpy.errors import ConfigError, NSQError
 
 __all__ = [
     "Answer",
     "HTTPNode",
     "NodeAddress",
+    "NodeNotTrusted",
     "NodeRefused",
     "NodeUnavailable",
     "TopicNotFound",
     "find_nodes",
+    "secured",
     "split_addresses",
 ]
 
@@ -38,6 +42,7 @@ _TIMEOUT_S = 30.0
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 _ANSWER_MAX_BYTES = 64 << 20
 _EXITING = 503
+_FORBIDDEN = 403
 _SIZE = struct.Struct(">i")
 
 
@@ -65,6 +70,18 @@ class NodeRefused(NSQError):
 
     def __str__(self) -> str:
         return f"node {self.address} refused {self.call}: {self.status} {self.code}"
+
+
+class NodeNotTrusted(NSQError):
+    """TLS did not come about, and will not if it is tried again: no good certificate, or no TLS."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address = address
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no TLS with node {self.address}: {self.reason}"
 
 
 class TopicNotFound(NSQError):
@@ -104,13 +121,15 @@ class NodeAddress(NamedTuple):
 
     host: str
     port: int
+    tls: bool = False
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        place = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"https://{place}" if self.tls else place
 
     @classmethod
     def parse(cls, text: str) -> "NodeAddress":
-        """``host:port``, with ``http://`` before it or not.
+        """``host:port``, with ``http://`` or ``https://`` before it or not.
 
         Raises:
             ConfigError: it is neither.
@@ -122,11 +141,11 @@ class NodeAddress(NamedTuple):
         except ValueError:
             host, port = None, None
         else:
-            if parts.scheme != "http" or parts.path not in ("", "/"):
+            if parts.scheme not in ("http", "https") or parts.path not in ("", "/"):
                 host = None
         if not host or port is None:
             raise ConfigError("address", text, f"{raw!r} is not an HTTP address, host:port")
-        return cls(host, port)
+        return cls(host, port, parts.scheme == "https")
 
 
 def split_addresses(text: str) -> tuple[NodeAddress, ...]:
@@ -139,6 +158,7 @@ class HTTPNode:
 
     ``patience_s`` is how long a call goes on while the node does not answer, or says that it
     is stopping; ``timeout_s`` how long one attempt waits. ``secret`` is a token of the node's.
+    ``tls`` is for an address that wants it; without one the system's authorities are trusted.
     """
 
     def __init__(
@@ -148,9 +168,12 @@ class HTTPNode:
         patience_s: float = 60.0,
         timeout_s: float = _TIMEOUT_S,
         secret: str = "",
+        tls: NodeTLS | None = None,
     ) -> None:
         self.address = address
         self._secret = secret
+        self._tls = tls
+        self._context: ssl.SSLContext | None = None  # once it is needed
         self.patience_s = patience_s
         self.timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -180,6 +203,7 @@ class HTTPNode:
 
         Raises:
             NodeUnavailable: the patience ran out.
+            NodeNotTrusted: there is no TLS with it.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
         deadline_s = time.monotonic() + patience_s
@@ -232,6 +256,7 @@ class HTTPNode:
 
         Raises:
             NodeUnavailable: no answer began.
+            NodeNotTrusted: there is no TLS with it.
         """
         target = f"{path}?{urlencode(params)}" if params else path
         sent = dict(headers or {})
@@ -249,23 +274,36 @@ class HTTPNode:
                     raise self.unavailable(error) from error
             except OSError as error:
                 self.close()
+                if isinstance(error, ssl.SSLError) and not isinstance(error, _BROKEN_OFF):
+                    raise NodeNotTrusted(str(self.address), _reason(error)) from error
                 raise self.unavailable(error) from error
         raise AssertionError("unreachable")
 
     def unavailable(self, error: Exception) -> NodeUnavailable:
-        return NodeUnavailable(str(self.address), str(error) or type(error).__name__)
+        reason = str(error) or type(error).__name__
+        closed = isinstance(error, http.client.RemoteDisconnected)
+        if closed and self.address.tls and not (self._tls and self._tls.cert):
+            reason += "; it may want a client's certificate"
+        return NodeUnavailable(str(self.address), reason)
 
     def refused(self, call: str, answer: Answer) -> NodeRefused:
         return NodeRefused(str(self.address), call, answer.status, answer.code)
 
     def _open(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._connection is None:
-            host, port = self.address
-            self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+            self._connection = self._connect(timeout_s)
         elif self._connection.sock is not None:
             self._connection.sock.settimeout(timeout_s)
         self._connection.timeout = timeout_s
         return self._connection
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        host, port, secure = self.address
+        if not secure:
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        if self._context is None:
+            self._context = (self._tls or NodeTLS()).context()
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._context)
 
     # -- what a source and a sink ask of any nsqd -------------------------------------------
 
@@ -274,8 +312,14 @@ class HTTPNode:
         return self._get("/info", {}).json()
 
     def body_max_bytes(self) -> tuple[int, int]:
-        """The longest message and the longest body of ``/mpub`` that the node takes; the defaults
-        where the token does not open the configuration."""
+        """The longest message and the longest body of ``/mpub`` that the node takes.
+
+        nsqpy's says so to whoever has a token. Of another nsqd the configuration is asked for;
+        where that is closed, the defaults have to do.
+        """
+        info = self.info()
+        if "max_msg_size" in info and "max_body_size" in info:
+            return int(info["max_msg_size"]), int(info["max_body_size"])
         found = []
         for name, default in (("max_msg_size", 1024 * 1024), ("max_body_size", 5 * 1024 * 1024)):
             answer = self.call("GET", f"/config/{name}")
@@ -346,8 +390,37 @@ class HTTPNode:
         return answer
 
 
+# TLS that was cut off is a node that went away.
+_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not good: {error.verify_message}"
+    return str(error.reason or error).lower().replace("_", " ")
+
+
+def secured(address: NodeAddress) -> NodeAddress:
+    """Where the node that lookupds know under ``address`` serves HTTPS.
+
+    A plain port that ``--tls-required`` closes says so; any other is taken for the HTTPS port
+    itself, and the next call tells if it is not. Nothing secret is sent in clear.
+    """
+    with HTTPNode(address, patience_s=0) as node:
+        try:
+            answer = node.once("GET", "/ping")
+            port = answer.json().get("https_port") if answer.status == _FORBIDDEN else None
+        except (NodeUnavailable, ValueError):
+            port = None
+    return NodeAddress(address.host, port if isinstance(port, int) else address.port, tls=True)
+
+
 def find_nodes(
-    lookupds: Iterable[NodeAddress], topic: str | None, *, patience_s: float = 10.0
+    lookupds: Iterable[NodeAddress],
+    topic: str | None,
+    *,
+    patience_s: float = 10.0,
+    tls: NodeTLS | None = None,
 ) -> list[NodeAddress]:
     """The nsqds that have the topic, or all there are for None, as the lookupds know them.
 
@@ -359,10 +432,10 @@ def find_nodes(
     """
     found: dict[NodeAddress, None] = {}
     failures: list[str] = []
-    asked = [str(address) for address in lookupds]
+    asked = {str(address): address for address in lookupds}
     known = False
-    for text in asked:
-        with HTTPNode(NodeAddress.parse(text), patience_s=patience_s / len(asked)) as lookupd:
+    for text, place in asked.items():
+        with HTTPNode(place, patience_s=patience_s / len(asked), tls=tls) as lookupd:
             try:
                 answer = (
                     lookupd.call("GET", "/nodes")

@@ -8,6 +8,7 @@ from math import ceil
 from typing import NoReturn
 
 from nsqpy.client.leases import Lease, LeaseNode, LeaseState, Split
+from nsqpy.client.node_tls import NodeTLS
 from nsqpy.client.nodes import (
     HTTPNode,
     NodeAddress,
@@ -15,6 +16,7 @@ from nsqpy.client.nodes import (
     NodeUnavailable,
     TopicNotFound,
     find_nodes,
+    secured,
 )
 from nsqpy.clock import SECOND
 from nsqpy.errors import NSQError
@@ -29,6 +31,7 @@ _REFRESH_S = 15.0
 # As large as Spark makes the partitions of a file.
 _PARTITION_MAX_BYTES = 128 << 20
 _KEEP_PATIENCE_S = 5.0
+_ASK_PATIENCE_S = 10.0
 # A node that says so has nothing to give; whatever else it refuses is told.
 _NOT_THERE = ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND")
 
@@ -42,6 +45,7 @@ class Cluster:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._nodes: dict[str, LeaseNode] = {}
+        self._listed_as: dict[NodeAddress, NodeAddress] = {}  # by where they are spoken with
         self._asked_s = float("-inf")
 
     def close(self) -> None:
@@ -106,14 +110,21 @@ class Cluster:
         options = self._options
         addresses: Sequence[NodeAddress] = options.nsqd
         if not addresses:
-            addresses = find_nodes(options.lookupd, options.topic, patience_s=self.patience_s)
-            if not addresses:
+            listed = self._listed(self.patience_s)
+            if not listed:
                 asked = [f"nsqlookupd {address}" for address in options.lookupd]
                 raise TopicNotFound(options.topic, asked)
+            self._listed_as = {
+                secured(address) if options.tls is not None else address: address
+                for address in listed
+            }
+            addresses = list(self._listed_as)
         found: dict[str, LeaseNode] = {}
         refusals: list[NodeRefused] = []
         opened = [
-            LeaseNode(address, patience_s=self.patience_s, secret=options.auth_secret)
+            LeaseNode(
+                address, patience_s=self.patience_s, secret=options.auth_secret, tls=options.tls
+            )
             for address in addresses
         ]
         try:
@@ -158,10 +169,14 @@ class Cluster:
             node.check_channel(topic, channel)
 
     def _has_left(self, address: NodeAddress) -> bool:
-        options = self._options
-        if options.nsqd:
+        if self._options.nsqd:
             return False
-        return address not in find_nodes(options.lookupd, options.topic)
+        return self._listed_as[address] not in self._listed(_ASK_PATIENCE_S)
+
+    def _listed(self, patience_s: float) -> list[NodeAddress]:
+        """As the lookupds know them. Raises NodeUnavailable, TopicNotFound."""
+        options = self._options
+        return find_nodes(options.lookupd, options.topic, patience_s=patience_s, tls=options.tls)
 
 
 def spread(budget: int, depths: Mapping[str, int]) -> dict[str, int]:
@@ -213,9 +228,10 @@ class Keeper:
     It never says that a lease is lost: whoever reads or commits it finds out.
     """
 
-    def __init__(self, ttl_ns: int, secret: str = "") -> None:
+    def __init__(self, ttl_ns: int, secret: str = "", tls: NodeTLS | None = None) -> None:
         self._ttl_ns = ttl_ns
         self._secret = secret
+        self._tls = tls
         self._lock = threading.Lock()
         self._held: dict[str, tuple[NodeAddress, set[str]]] = {}
         self._stopped = threading.Event()
@@ -248,7 +264,7 @@ class Keeper:
 
     def _extend(self, address: NodeAddress, lease_ids: Sequence[str]) -> None:
         patience_s = min(_KEEP_PATIENCE_S, self._ttl_ns / 6 / SECOND)
-        with LeaseNode(address, patience_s=patience_s, secret=self._secret) as node:
+        with LeaseNode(address, patience_s=patience_s, secret=self._secret, tls=self._tls) as node:
             try:
                 states = node.extend(lease_ids, self._ttl_ns)
             except NSQError as error:

@@ -98,21 +98,33 @@ class Drain:
         node_timeout: str = "60s",
         create_channel: bool = True,
         auth_secret: str = "",
+        tls_ca_file: str = "",
+        tls_cert_file: str = "",
+        tls_key_file: str = "",
+        tls_insecure_skip_verify: bool = False,
     ) -> None:
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be 1 or more")
         self._spark = spark
         self.keeps_id = id is not None
         self._max_messages = max_messages
-        given = _where(topic, channel, lookupd, nsqd, node_timeout, auth_secret) | {
-            "leaseTtl": ttl,
-            "createChannel": str(create_channel).lower(),
-            "drainId": id if id is not None else f"drain-{uuid.uuid4().hex}",
-        }
+        self._access = _access(
+            auth_secret, tls_ca_file, tls_cert_file, tls_key_file, tls_insecure_skip_verify
+        )
+        given = (
+            self._access
+            | _where(topic, channel, lookupd, nsqd, node_timeout)
+            | {
+                "leaseTtl": ttl,
+                "createChannel": str(create_channel).lower(),
+                "drainId": id if id is not None else f"drain-{uuid.uuid4().hex}",
+            }
+        )
         given |= _partitions(spark, min_partitions)
         self._options = ReadOptions.of(given)
         self._cluster = Cluster(self._options)
-        self._keeper = Keeper(self._options.lease_ttl_ns, auth_secret)
+        options = self._options
+        self._keeper = Keeper(options.lease_ttl_ns, options.auth_secret, options.tls)
         self._done = False
         self.leases: list[PlannedLease] = []
 
@@ -153,9 +165,7 @@ class Drain:
         plan = plan_to_text(self._options.topic, self._options.channel, self.leases)
         reader = self._spark.read.format(FORMAT).option("nsqDrainPlan", plan)
         timeout = format_duration(self._options.node_timeout_ns)
-        if self._options.auth_secret:
-            reader = reader.option("authSecret", self._options.auth_secret)
-        return reader.option("nodeTimeout", timeout).load()
+        return reader.options(**self._access).option("nodeTimeout", timeout).load()
 
     def __exit__(
         self,
@@ -234,6 +244,10 @@ def commit(
     nsqd: Addresses = (),
     node_timeout: str = "60s",
     auth_secret: str = "",
+    tls_ca_file: str = "",
+    tls_cert_file: str = "",
+    tls_key_file: str = "",
+    tls_insecure_skip_verify: bool = False,
 ) -> None:
     """Commit by hand what ``spark.read`` has leased with the option ``drainId``.
 
@@ -243,7 +257,9 @@ def commit(
     Raises:
         LeaseLost: some had ended before, or there never were any; all others are committed.
     """
-    given = _where(topic, channel, lookupd, nsqd, node_timeout, auth_secret)
+    given = _where(topic, channel, lookupd, nsqd, node_timeout) | _access(
+        auth_secret, tls_ca_file, tls_cert_file, tls_key_file, tls_insecure_skip_verify
+    )
     given["drainId"] = drain_id
     options = replace(ReadOptions.of(given), create_channel=False)
     cluster = Cluster(options)
@@ -307,16 +323,27 @@ def _where(
     lookupd: Addresses,
     nsqd: Addresses,
     node_timeout: str,
-    auth_secret: str,
 ) -> dict[str, str]:
     given = {"topic": topic, "channel": channel, "nodeTimeout": node_timeout}
-    if auth_secret:
-        given["authSecret"] = auth_secret
     for name, addresses in (("lookupdHttpAddresses", lookupd), ("nsqdHttpAddresses", nsqd)):
         text = addresses if isinstance(addresses, str) else ",".join(addresses)
         if text:
             given[name] = text
     return given
+
+
+def _access(
+    secret: str, ca_file: str, cert_file: str, key_file: str, insecure: bool
+) -> dict[str, str]:
+    """What the nodes are shown, and shown by, as the options of the format."""
+    given = {
+        "authSecret": secret,
+        "tlsCaFile": ca_file,
+        "tlsCertFile": cert_file,
+        "tlsKeyFile": key_file,
+        "tlsInsecureSkipVerify": "true" if insecure else "",
+    }
+    return {name: value for name, value in given.items() if value}
 
 
 def _partitions(spark: "SparkSession", wanted: int | None) -> dict[str, str]:

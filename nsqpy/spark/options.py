@@ -1,14 +1,15 @@
 """The options of the format ``nsq``, each checked where the driver can still say so.
 
 Spark hands over text with names in any case. What is unknown draws a warning, since Spark adds
-options of its own; what would protect and is not built is refused.
+options of its own.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
+from nsqpy.client.node_tls import NodeTLS
 from nsqpy.client.nodes import NodeAddress, split_addresses
 from nsqpy.clock import MILLISECOND, SECOND
 from nsqpy.errors import ConfigError
@@ -24,7 +25,6 @@ _TTL_MAX_NS = 720 * _HOUR
 _WAIT_MAX_NS = 60 * SECOND
 # Spark's own, which reach every source or sink.
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname"}
-_NOT_SUPPORTED = {"tlscafile", "tlscertfile", "tlskeyfile", "tlsinsecureskipverify"}
 
 
 def _option(default: object, name: str, parse: Callable[[str], object]) -> Any:  # noqa: ANN401 - as dataclasses.field
@@ -103,7 +103,7 @@ def _drain_id(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Nodes:
-    """Which daemons: given, or asked for at lookupds."""
+    """Which daemons: given, or asked for at lookupds; and how they are spoken with."""
 
     nsqd: tuple[NodeAddress, ...] = _option((), "nsqdHttpAddresses", split_addresses)
     lookupd: tuple[NodeAddress, ...] = _option((), "lookupdHttpAddresses", split_addresses)
@@ -111,6 +111,27 @@ class _Nodes:
     auth_secret: str = field(
         default="", repr=False, metadata={"name": "authSecret", "parse": _secret}
     )
+    tls_ca_file: str = _option("", "tlsCaFile", str)
+    tls_cert_file: str = _option("", "tlsCertFile", str)
+    tls_key_file: str = _option("", "tlsKeyFile", str)
+    tls_insecure_skip_verify: bool = _option(False, "tlsInsecureSkipVerify", _boolean)
+    # What is in the files, for executors do not have them; None: no option asks for TLS.
+    tls: NodeTLS | None = field(default=None, repr=False)
+
+    def with_tls(self) -> Self:
+        """With what the files have in them, and every nsqd spoken with over HTTPS, if an option
+        asks for that. Raises ConfigError."""
+        ca, cert, key = self.tls_ca_file, self.tls_cert_file, self.tls_key_file
+        insecure = self.tls_insecure_skip_verify
+        if not (ca or cert or key or insecure):
+            return self
+        try:
+            tls = NodeTLS.read(ca, cert, key, verify=not insecure)
+        except ConfigError as error:
+            name = _TLS_FILES.get(error.option, error.option)
+            raise ConfigError(name, error.value, f"option {name}: {error.reason}") from error
+        nsqd = tuple(address._replace(tls=True) for address in self.nsqd)
+        return replace(self, tls=tls, nsqd=nsqd)
 
     def check_nodes(self) -> None:
         if bool(self.nsqd) == bool(self.lookupd):
@@ -142,7 +163,7 @@ class ReadOptions(_Nodes):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "ReadOptions":
         """Raises ConfigError, with a reason that names the option."""
-        options = cls(**_parsed(cls, given, "source"))
+        options = cls(**_parsed(cls, given, "source")).with_tls()
         if not options.plan:
             for name in ("topic", "channel"):
                 if not getattr(options, name):
@@ -160,19 +181,26 @@ class WriteOptions(_Nodes):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
         """Raises ConfigError, with a reason that names the option."""
-        options = cls(**_parsed(cls, given, "sink"))
+        options = cls(**_parsed(cls, given, "sink")).with_tls()
         options.check_nodes()
         return options
 
 
+# As the client's TLS calls them.
+_TLS_FILES = {
+    "tls-root-ca-file": "tlsCaFile",
+    "tls-cert": "tlsCertFile",
+    "tls-key": "tlsKeyFile",
+}
+
+
 def _parsed(cls: type[_Nodes], given: Mapping[str, str], what: str) -> dict[str, Any]:
-    known = {one.metadata["name"].lower(): one for one in fields(cls)}
+    named = [one for one in fields(cls) if "name" in one.metadata]
+    known = {one.metadata["name"].lower(): one for one in named}
     values: dict[str, Any] = {}
     unknown = []
     for key, text in given.items():
         name = key.lower()
-        if name in _NOT_SUPPORTED:
-            raise ConfigError(key, "", f"option {key} is not supported")
         if name in known:
             option = known[name]
             shown = option.metadata["name"]
@@ -185,7 +213,7 @@ def _parsed(cls: type[_Nodes], given: Mapping[str, str], what: str) -> dict[str,
         elif name not in _SPARKS_OWN:
             unknown.append(key)
     if unknown:
-        names = ", ".join(sorted(one.metadata["name"] for one in fields(cls) if one.name != "plan"))
+        names = ", ".join(sorted(one.metadata["name"] for one in named if one.name != "plan"))
         warnings.warn(
             f"the nsq {what} knows no option {', '.join(sorted(unknown))}; it has {names}",
             stacklevel=2,

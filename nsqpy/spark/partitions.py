@@ -36,6 +36,7 @@ class LeasePartition(InputPartition):
         self.address = address
         self.patience_s = options.node_timeout_ns / SECOND
         self.secret = options.auth_secret
+        self.tls = options.tls
 
     def __repr__(self) -> str:
         # PySpark's own shows everything, and Spark logs it.
@@ -63,6 +64,9 @@ def read_partition(partition: InputPartition) -> "Iterator[pa.RecordBatch]":
 
     rows = Rows(partition.topic, partition.channel, partition.node)
     with LeaseNode(
-        partition.address, patience_s=partition.patience_s, secret=partition.secret
+        partition.address,
+        patience_s=partition.patience_s,
+        secret=partition.secret,
+        tls=partition.tls,
     ) as node:
         yield from rows.batches(node.read(partition.lease_id, partition.split))

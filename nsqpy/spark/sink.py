@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from nsqpy.client.nodes import HTTPNode, NodeAddress, NodeUnavailable, find_nodes
+from nsqpy.client.nodes import HTTPNode, NodeAddress, NodeUnavailable, find_nodes, secured
 from nsqpy.clock import SECOND
 from nsqpy.errors import ConfigError, NSQError
 from nsqpy.names import is_valid_name
@@ -192,14 +192,9 @@ class RowPublisher:
 
     def __init__(self, options: WriteOptions, first: int = 0) -> None:
         self._patience_s = options.node_timeout_ns / SECOND
-        addresses: Sequence[NodeAddress] = options.nsqd
-        if not addresses:
-            addresses = find_nodes(options.lookupd, None, patience_s=self._patience_s)
-            if not addresses:
-                asked = ", ".join(map(str, options.lookupd))
-                raise NodeUnavailable(f"nsqlookupd {asked}", "it knows no nsqd")
         self._nodes = [
-            HTTPNode(address, patience_s=0, secret=options.auth_secret) for address in addresses
+            HTTPNode(address, patience_s=0, secret=options.auth_secret, tls=options.tls)
+            for address in _addresses(options)
         ]
         self._at = first % len(self._nodes)
         self._limits: dict[NodeAddress, tuple[int, int]] = {}
@@ -243,6 +238,18 @@ class RowPublisher:
             message_max, body_max = node.body_max_bytes()
             self._limits[node.address] = message_max, min(body_max, _BATCH_MAX_BYTES)
         return self._limits[node.address]
+
+
+def _addresses(options: WriteOptions) -> Sequence[NodeAddress]:
+    """Raises NodeUnavailable: no lookupd answers, or none knows a node."""
+    if options.nsqd:
+        return options.nsqd
+    patience_s = options.node_timeout_ns / SECOND
+    listed = find_nodes(options.lookupd, None, patience_s=patience_s, tls=options.tls)
+    if not listed:
+        asked = ", ".join(map(str, options.lookupd))
+        raise NodeUnavailable(f"nsqlookupd {asked}", "it knows no nsqd")
+    return listed if options.tls is None else [secured(address) for address in listed]
 
 
 def _fitting(bodies: Sequence[bytes], start: int, message_max: int, body_max: int) -> int:

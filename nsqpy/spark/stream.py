@@ -362,7 +362,9 @@ class NSQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._run is None:
             options = self._options
             self._run = LeaseRun(
-                options, Cluster(options), Keeper(options.lease_ttl_ns, options.auth_secret)
+                options,
+                Cluster(options),
+                Keeper(options.lease_ttl_ns, options.auth_secret, options.tls),
             )
         return self._run
 

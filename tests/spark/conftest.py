@@ -2,16 +2,21 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqpy.spark import register
+from tests.conftest import StartDaemon
+from tests.e2e.daemon import Daemon
+from tests.e2e.test_lookupd import LookupDaemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
+
+StartListed = Callable[..., Daemon]
 
 
 # The demo's data set brings pandas, which no data source needs.
@@ -23,6 +28,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/spark/" in item.nodeid:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.filterwarnings(_PANDAS))
+
+
+@pytest.fixture
+def lookupd(tmp_path: Path) -> Iterator[Daemon]:
+    """``nsqpy nsqlookupd``, which knows nobody yet."""
+    with LookupDaemon(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def start_listed(start_nsqd: StartDaemon, lookupd: Daemon) -> StartListed:
+    """Start a daemon that tells ``lookupd`` of itself; ``wait_listed`` waits until that knows."""
+
+    def start(*flags: str) -> Daemon:
+        return start_nsqd(
+            f"--lookupd-tcp-address={lookupd.tcp_address}",
+            "--broadcast-address=127.0.0.1",
+            *flags,
+        )
+
+    return start
 
 
 @pytest.fixture(scope="session")

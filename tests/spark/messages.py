@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqpy.client.nodes import HTTPNode, NodeAddress
-from tests.e2e.daemon import Daemon
+from tests.e2e.daemon import Daemon, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["CHANNEL", "TOPIC", "bodies_of", "fingerprint", "publish", "waiting"]
+__all__ = [
+    "CHANNEL",
+    "TOPIC",
+    "bodies_of",
+    "fail_always",
+    "fail_once",
+    "fingerprint",
+    "free_port",
+    "publish",
+    "wait_listed",
+    "waiting",
+]
 
 TOPIC, CHANNEL = "orders", "lake"
 
@@ -45,6 +56,16 @@ def waiting(nsqd: Daemon, topic: str = TOPIC) -> tuple[int, int]:
     """Depth, and messages out on leases."""
     stats = nsqd.channel_stats(topic, CHANNEL)
     return int(stats["depth"]), int(stats.get("leased_count", 0))
+
+
+def wait_listed(lookupd: Daemon, count: int, topic: str = "") -> None:
+    """Until the nsqlookupd knows so many nodes, or so many with the topic."""
+
+    def listed() -> bool:
+        reply = lookupd.request(f"/lookup?topic={topic}" if topic else "/nodes")
+        return reply.status == 200 and len(reply.json["producers"]) == count
+
+    wait_until(listed, f"{count} nodes in nsqlookupd")
 
 
 def fail_once(directory: Path) -> "Callable[[Iterator[Any]], Iterator[Any]]":

@@ -12,9 +12,8 @@ from pyspark.errors import PySparkException
 from nsqpy.client.nodes import NodeRefused, NodeUnavailable, TopicNotFound
 from nsqpy.errors import ConfigError
 from nsqpy.spark import drain
-from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
-from tests.spark.fake_lookupd import running_lookupd
+from tests.spark.conftest import StartListed
 from tests.spark.messages import (
     CHANNEL,
     TOPIC,
@@ -22,6 +21,7 @@ from tests.spark.messages import (
     fingerprint,
     free_port,
     publish,
+    wait_listed,
     waiting,
 )
 
@@ -30,30 +30,27 @@ if TYPE_CHECKING:
 
 
 def test_nodes_are_found_through_lookupd(
-    spark: "SparkSession", start_nsqd: StartDaemon, tmp_path: Path
+    spark: "SparkSession", start_listed: StartListed, lookupd: Daemon
 ) -> None:
-    one, two = start_nsqd("--node-id=1"), start_nsqd("--node-id=2")
+    one, two = start_listed("--node-id=1"), start_listed("--node-id=2")
     bodies = publish(one, 100) + publish(two, 50, first=100)
-    nobody = f"127.0.0.1:{free_port()}"
-    with running_lookupd({TOPIC: [one.http_address, two.http_address]}) as lookupd:
-        # One that does not answer is left out.
-        job = drain(
-            spark, topic=TOPIC, channel=CHANNEL, lookupd=[nobody, lookupd], node_timeout="1s"
-        )
-        with job as df:
-            assert fingerprint(bodies_of(df)) == fingerprint(bodies)
+    wait_listed(lookupd, 2, TOPIC)
+    # One that does not answer is left out.
+    asked = [f"127.0.0.1:{free_port()}", lookupd.http_address]
+    job = drain(spark, topic=TOPIC, channel=CHANNEL, lookupd=asked, node_timeout="1s")
+    with job as df:
+        assert fingerprint(bodies_of(df)) == fingerprint(bodies)
     assert waiting(one) == waiting(two) == (0, 0)
 
 
-def test_an_unknown_topic(spark: "SparkSession", nsqd: Daemon) -> None:
+def test_an_unknown_topic(spark: "SparkSession", nsqd: Daemon, lookupd: Daemon) -> None:
     with pytest.raises(
         TopicNotFound, match=f"topic 'nothing' is unknown to node {nsqd.http_address}"
     ):
         drain(spark, topic="nothing", channel=CHANNEL, nsqd=nsqd.http_address).__enter__()
-    with running_lookupd({}) as lookupd:
-        said = f"topic 'nothing' is unknown to nsqlookupd {lookupd}"
-        with pytest.raises(TopicNotFound, match=said):
-            drain(spark, topic="nothing", channel=CHANNEL, lookupd=lookupd).__enter__()
+    asked = lookupd.http_address
+    with pytest.raises(TopicNotFound, match=f"topic 'nothing' is unknown to nsqlookupd {asked}"):
+        drain(spark, topic="nothing", channel=CHANNEL, lookupd=asked).__enter__()
 
 
 def test_an_unknown_channel_that_may_not_be_made(spark: "SparkSession", nsqd: Daemon) -> None:

@@ -5,8 +5,10 @@ import http.client
 import pytest
 
 from nsqpy.client.leases import LeaseGone, LeaseNode, LeaseState, Split
+from nsqpy.client.node_tls import NodeTLS
 from nsqpy.client.nodes import NodeAddress, NodeUnavailable
 from nsqpy.clock import SECOND
+from tests.certificates import Certificates
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
 from tests.spark.messages import CHANNEL, TOPIC, free_port, publish, waiting
@@ -71,6 +73,25 @@ def test_reading_goes_on_where_a_killed_node_left_off(start_nsqd: StartDaemon) -
         found += pieces
     assert b"".join(found) == expected
     assert waiting(nsqd) == (0, 50_000)
+
+
+def test_reading_over_https(start_nsqd: StartDaemon, certificates: Certificates) -> None:
+    """More than any buffer takes, in parts and whole; and the same bytes as in clear."""
+    nsqd = start_nsqd(*certificates.server.flags, "--https-address=127.0.0.1:0")
+    publish(nsqd, 20_000, size=400)
+    tls = NodeTLS.read(str(certificates.ca), "", "", verify=True)
+    secure = NodeAddress.parse(f"https://{nsqd.https_address}")
+    with (
+        LeaseNode(secure, patience_s=5, tls=tls) as node,
+        LeaseNode(NodeAddress.parse(nsqd.http_address)) as plain,
+    ):
+        splits = create(node, "large", 20_000)
+        whole = Split(0, sum(split.length for split in splits), 20_000)
+        expected = b"".join(plain.read("large", whole))
+        assert b"".join(node.read("large", whole)) == expected
+        parts = [frames for split in splits for frames in node.read("large", split)]
+        assert b"".join(parts) == expected
+        assert node.commit(["large"]) == {"large": LeaseState.COMMITTED}
 
 
 def test_a_connection_that_the_node_closed_is_made_again(node: LeaseNode, nsqd: Daemon) -> None:

@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
+from nsqpy.client.nodes import HTTPNode, NodeAddress
 from nsqpy.spark import drain
+from nsqpy.tokens import hash_token
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
-from tests.spark.fake_lookupd import running_lookupd
-from tests.spark.messages import CHANNEL, bodies_of, fingerprint, free_port, publish
+from tests.spark.conftest import StartListed
+from tests.spark.messages import (
+    CHANNEL,
+    bodies_of,
+    fingerprint,
+    free_port,
+    publish,
+    wait_listed,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,14 +49,16 @@ def test_rows_name_topics_and_delays(spark: "SparkSession", nsqd: Daemon) -> Non
     assert [count_of(nsqd, topic) for topic in ("one", "two", "other")] == [2, 1, 1]
 
 
-def test_tasks_go_on_with_another_node(spark: "SparkSession", start_nsqd: StartDaemon) -> None:
-    one, two = start_nsqd(), start_nsqd()
-    nobody = f"127.0.0.1:{free_port()}"
+def test_tasks_go_on_with_another_node(
+    spark: "SparkSession", start_listed: StartListed, lookupd: Daemon
+) -> None:
+    one, two = start_listed(), start_listed()
+    start_listed(f"--broadcast-http-port={free_port()}")  # nobody answers there
+    wait_listed(lookupd, 3)
     df = spark.range(4000).repartition(4).selectExpr("cast(id as string) as body")
-    with running_lookupd({"any": [one.http_address, nobody, two.http_address]}) as lookupd:
-        df.write.format("nsq").mode("append").options(
-            topic="scored", lookupdHttpAddresses=lookupd
-        ).save()
+    df.write.format("nsq").mode("append").options(
+        topic="scored", lookupdHttpAddresses=lookupd.http_address
+    ).save()
     counts = [count_of(nsqd, "scored") for nsqd in (one, two)]
     assert sum(counts) == 4000
     assert min(counts) > 0
@@ -88,6 +99,23 @@ def test_what_cannot_be_written_is_refused_before_it_starts(
         ).save()
     with pytest.raises(PySparkException, match="option topic is required"):
         df.write.format("nsq").mode("append").option("nsqdHttpAddresses", nsqd.http_address).save()
+
+
+def test_who_may_only_publish_learns_what_the_node_takes(
+    spark: "SparkSession", start_nsqd: StartDaemon, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"writer {hash_token(b'writer')} publish large\n")
+    tokens.chmod(0o600)
+    nsqd = start_nsqd(
+        f"--auth-token-file={tokens}", "--max-msg-size=3000000", "--max-body-size=4000"
+    )
+    df = spark.range(8, numPartitions=1).selectExpr("repeat('x', 1500) as body")
+    writer = df.write.format("nsq").mode("append").option("authSecret", "writer")
+    writer.options(topic="large", nsqdHttpAddresses=nsqd.http_address).save()
+    with HTTPNode(NodeAddress.parse(nsqd.http_address), secret="writer") as node:
+        stats = node.call("GET", "/stats", {"format": "json"}).json()
+    assert stats["topics"][0]["message_count"] == 8
 
 
 def test_a_stream_may_be_published(spark: "SparkSession", nsqd: Daemon, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from nsqpy.client.nodes import NodeAddress
 from nsqpy.clock import MILLISECOND, SECOND
 from nsqpy.errors import ConfigError
 from nsqpy.spark.options import ReadOptions, WriteOptions
+from tests.certificates import Certificates
 
 GIVEN = {"topic": "orders", "channel": "lake", "nsqdHttpAddresses": "one:4151"}
 
@@ -39,7 +40,7 @@ def test_names_ignore_case_and_values_have_units() -> None:
         ({"topic": "a b"}, "option topic, 'a b': is not a valid topic name"),
         ({"channel": "c#ephemeral"}, "cannot be leased"),
         ({"nsqdHttpAddresses": "one"}, "'one' is not an HTTP address, host:port"),
-        ({"nsqdHttpAddresses": "https://one:1"}, "is not an HTTP address"),
+        ({"nsqdHttpAddresses": "ftp://one:1"}, "is not an HTTP address"),
         ({"nsqdHttpAddresses": "one:99999"}, "is not an HTTP address"),
         ({"nsqdHttpAddresses": ""}, "one of the two is required"),
         ({"lookupdHttpAddresses": "l:4161"}, "one of the two, not both"),
@@ -53,7 +54,10 @@ def test_names_ignore_case_and_values_have_units() -> None:
         ({"failOnDataLoss": "maybe"}, "must be true or false"),
         ({"drainId": "a/b"}, "option drainId, 'a/b'"),
         ({"authSecret": "hush\n"}, "option authSecret, '***': must be printable ASCII"),
-        ({"tlsCaFile": "x"}, "option tlsCaFile is not supported"),
+        ({"tlsCaFile": "/no/x"}, "option tlsCaFile: open /no/x: no such file or directory"),
+        ({"tlsCertFile": __file__}, "option tlsKeyFile: tls-key is not given"),
+        ({"tlsCaFile": __file__}, f"option tlsCaFile: {__file__}: "),
+        ({"tlsInsecureSkipVerify": "1"}, "must be true or false"),
     ],
 )
 def test_a_wrong_option_is_named(change: dict[str, str], said: str) -> None:
@@ -86,3 +90,14 @@ def test_a_secret_is_not_shown() -> None:
     options = ReadOptions.of(GIVEN | {"authSecret": "hush"})
     assert options.auth_secret == "hush"
     assert "hush" not in repr(options)
+
+
+def test_tls_options_are_for_every_nsqd(certificates: Certificates) -> None:
+    pair = certificates.client
+    tls = {"tlsCaFile": str(certificates.ca), "tlsCertFile": str(pair.cert)}
+    options = ReadOptions.of(GIVEN | tls | {"tlsKeyFile": str(pair.key)})
+    assert options.nsqd == (NodeAddress("one", 4151, tls=True),)
+    assert options.tls is not None
+    assert options.tls.key == pair.key.read_text()
+    assert "PRIVATE KEY" not in repr(options)
+    assert ReadOptions.of(GIVEN).tls is None
