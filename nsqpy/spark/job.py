@@ -4,12 +4,31 @@ import os
 import sys
 from enum import StrEnum
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from nsqpy.errors import NSQError
 from nsqpy.spark import register
 from nsqpy.spark.drain import Drain
 
-__all__ = ["FileFormat", "drain_to_files", "session"]
+__all__ = ["FileFormat", "JobFailed", "drain_to_files", "session"]
+
+_REASON_MAX = 500
+
+
+class JobFailed(NSQError):
+    """Spark did not do it; ``reason`` is what it says first."""
+
+    def __init__(self, what: str, error: Exception) -> None:
+        super().__init__(what, error)
+        self.what = what
+        # A name of the call comes before the Java exception, and its stack behind it.
+        lines = [line.lstrip(": ") for line in str(error).splitlines()] or [""]
+        self.reason = next((line for line in lines[1:2] if "Exception" in line), lines[0])
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason[:_REASON_MAX]}"
 
 
 class FileFormat(StrEnum):
@@ -20,17 +39,20 @@ class FileFormat(StrEnum):
 
 
 def session(master: str, name: str) -> SparkSession:
-    """A quiet session that knows the format."""
+    """A quiet session that knows the format. Raises JobFailed."""
     # Unset, the workers would run whatever python3 is on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = (
+    builder = (
         SparkSession.builder.master(master)
         .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
-        .getOrCreate()
     )
+    try:
+        spark = builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise JobFailed("Spark did not start; it needs Java 17 or later", error) from error
     register(spark)
     return spark
 
@@ -40,13 +62,19 @@ def drain_to_files(job: Drain, path: str, file_format: FileFormat) -> int:
 
     A job with an id of its own writes to ``path/drain=id``, which a repeated run overwrites.
 
-    Raises: as ``nsqpy.spark.drain``.
+    Raises:
+        JobFailed: the messages are back in the queue, or wait for a run of the same id.
+        NSQError: as ``nsqpy.spark.drain``.
     """
-    with job as df:
-        if job.keeps_id:
-            _write(df, f"{path.rstrip('/')}/drain={job.id}", file_format, "overwrite")
-        elif job.messages:
-            _write(df, path, file_format, "append")
+    try:
+        with job as df:
+            if job.keeps_id:
+                _write(df, f"{path.rstrip('/')}/drain={job.id}", file_format, "overwrite")
+            elif job.messages:
+                _write(df, path, file_format, "append")
+    except (PySparkException, Py4JError) as error:
+        kept = f"wait for a run of --id={job.id}" if job.keeps_id else "are back in the queue"
+        raise JobFailed(f"nothing is acknowledged and the messages {kept}", error) from error
     return job.messages
 
 
