@@ -143,6 +143,7 @@ class LeaseBook:
             # A power cut, or damage. What the channel still owes comes from there, perhaps twice.
             log.error("CHANNEL(%s): lease %s is damaged: put back", self._name, lease.id)
             self._put_back(lease, LeaseState.EXPIRED, now, disowned=True)
+            self._store.supersede(lease, "sources")  # they never counted
         elif "sources" in lease.records and queue_log is not None:
             self._disown(lease)
         else:  # its log goes last: what the channel owes has been settled before

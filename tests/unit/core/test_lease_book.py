@@ -422,6 +422,28 @@ class TestReads:
         assert lease.reads == 2
 
 
+class TestDamage:
+    def test_before_the_channel_let_go_of_what_is_in_it(self) -> None:
+        node = node_with(10)
+        request = Tenant(node).ask("a", 6)
+        while not request.done:
+            node.turn()
+        (path,) = [
+            path
+            for path in node.files.paths(".segment")
+            if path.startswith(LEASES) and f"{LEASES}/journal" not in path
+        ]
+        node.files.content(path)[-1] ^= 1
+        node.crash()
+        node.settle()
+        assert node.channel("t", "c").leased_count == 0
+        assert {body for body, _ in drained(node)} == {b"%d" % number for number in range(10)}
+        node.crash()
+        node.settle()
+        assert Tenant(node).state("a") == "expired"
+        assert node.channel("t", "c").leased_count == 0
+
+
 class TestDeadLetters:
     @pytest.fixture
     def node(self) -> Node:
