@@ -21,7 +21,7 @@ from nsqpy.core.channel import Channel
 from nsqpy.core.dead_letter_office import DeadLetterOffice
 from nsqpy.core.dead_letters import REDRIVE_CHANNEL, DeadLetterPolicy
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
-from nsqpy.core.disk_health import DiskHealth
+from nsqpy.core.disk_health import DiskHealth, Work
 from nsqpy.core.factory import QueueFactory
 from nsqpy.core.group_commit import GroupCommit, SyncWork
 from nsqpy.core.layout import Layout
@@ -90,7 +90,11 @@ class Broker:
         self._now = start
         self._deadlines: DeadlineHeap[Channel] = DeadlineHeap()
         self.deadlines_changed = False  # ``next_deadline_ns`` may be sooner than it was
-        self._health = DiskHealth()
+        self._health = DiskHealth(
+            probe=self._probe_disk,
+            turn_ns=lambda: self._now.monotonic_ns,
+            on_retry=self._note_retry,
+        )
         self.trash = TrashBin(files, self._agenda.rouse)
         self._commits = GroupCommit(
             config.durability,
@@ -146,6 +150,8 @@ class Broker:
         """
         self._now = now
         known = self._catalogue.read()
+        with suppress(OSError):  # of a process that was killed while it looked for room
+            self._files.remove(self._layout.probe)
         self._catalogue.load_node_id()
         for entry in known:
             if is_ephemeral(entry.name):
@@ -163,7 +169,7 @@ class Broker:
             self._save_metadata()
         except StorageError as error:
             # On a full disk we start all the same: it is by consuming that space comes back.
-            self.note_fault(error)
+            self._health.note_fault(error, Work.METADATA)
 
     @property
     def node_id(self) -> str:
@@ -366,6 +372,7 @@ class Broker:
     def _save_metadata(self) -> None:
         self.deadlines_changed = True
         self._catalogue.save(self._now.monotonic_ns)
+        self._health.note_success(Work.METADATA)
 
     # -- publishing and consuming -----------------------------------------------------------
 
@@ -428,8 +435,7 @@ class Broker:
         for topic in topics:
             topic.route(now)
             try:
-                if topic.pump(now):
-                    self._health.note_success()
+                topic.pump(now)
             except StorageError as error:
                 self._retry_later(partial(agenda.note_topic, topic), error)
         channels, agenda.channels = agenda.channels, {}
@@ -448,15 +454,14 @@ class Broker:
         for queue_log in logs:
             try:
                 queue_log.flush()
-                self._health.note_success()
             except StorageError as error:
                 self._retry_later(partial(agenda.note_log, queue_log), error)
         if NEVER != self._catalogue.save_due_ns <= now.monotonic_ns:
             try:
                 self._save_metadata()
-                self._health.note_success()
             except StorageError as error:
-                self.note_fault(error)
+                self._health.note_fault(error, Work.METADATA)
+        self._health.end_turn()
         if self._commits.changed:
             self._commits.changed = False
             self.deadlines_changed = True
@@ -519,8 +524,24 @@ class Broker:
         self._health.note_fault(error)
 
     def _retry_later(self, again: Callable[[], None], error: StorageError) -> None:
-        self._health.retry_later(error, again, self._now.monotonic_ns)
+        self._health.retry_later(error, again)
+
+    def _note_retry(self) -> None:
         self.deadlines_changed = True
+        self._agenda.rouse()
+
+    def _probe_disk(self, size_bytes: int) -> None:
+        """Raises StorageError: the disk does not take so many bytes."""
+        path = self._layout.probe
+        try:
+            file = self._files.open(path, create=True)
+            try:
+                file.write_at([bytes(size_bytes)], 0)
+            finally:
+                file.close()
+                self._files.remove(path)
+        except OSError as error:
+            raise StorageError(path, error.strerror or str(error)) from error
 
     @property
     def retrying(self) -> bool:

@@ -75,7 +75,7 @@ class QueueFactory:
             log_all=self._log_all,
             drop_oldest=self._drop_oldest,
             on_stored=self._commits.complete,
-            on_fault=self._health.note_fault,
+            on_fault=self._health.note_refused,
         )
 
     def make_channel(self, topic_name: str, name: str, *, loading: bool) -> Channel:

@@ -11,7 +11,7 @@ from nsqpy.clock import SECOND
 from nsqpy.config import Durability
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.deadlines import NEVER
-from nsqpy.core.disk_health import DiskHealth
+from nsqpy.core.disk_health import DiskHealth, Work
 from nsqpy.core.topic import Ticket
 from nsqpy.core.trash import TrashBin
 from nsqpy.errors import StorageError
@@ -174,11 +174,13 @@ class GroupCommit:
     def end(self, work: SyncWork, error: StorageError | None) -> None:
         """The work ran, or failed and is tried again later: whoever waits for it is told."""
         if error is not None:
-            self._health.note_fault(error)
+            self._health.note_fault(error, Work.SYNC)
             self._retry_ns = self._turn_ns() + _RETRY_NS
             self.changed = True
         elif work.files:
-            self._health.note_success()
+            self._health.note_success(Work.SYNC)
+            if work.tickets:
+                self._health.note_success()
         for queue_log, files in work.files.items():
             queue_log.end_sync(files, safe=error is None)
         for queue_log, moves in work.moves.items():

@@ -80,7 +80,8 @@ class Stretch:
 
 class Topic:
     """``queue_log`` is None if ephemeral. ``on_stored`` gets the tickets whose messages are stored
-    and completes them when they are safe enough; ``on_fault`` hears of storage errors."""
+    and completes them when they are safe enough; ``on_fault`` hears of storage errors, and
+    how many bytes were refused."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Topic:
         log_all: bool,
         drop_oldest: bool = False,
         on_stored: Callable[[list[Ticket]], None],
-        on_fault: Callable[[StorageError], None],
+        on_fault: Callable[[StorageError, int], None],
     ) -> None:
         self.name = name
         self._agenda = agenda
@@ -170,7 +171,7 @@ class Topic:
             else:
                 self._window.put(batches)
         except StorageError as error:
-            self._on_fault(error)
+            self._on_fault(error, sum(len(batch.data) for batch in batches))
             for ticket in inbox:
                 ticket.complete(error)
             return

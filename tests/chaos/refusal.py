@@ -145,6 +145,8 @@ class _Story:
             self._report.ping = ping.text.partition("\n")[2]
             self._expect_that(not ping.ok and "NOK - " in ping.text, f"/ping says {ping.text!r}")
             await self._drain(self._drained, "the consumers to drain while writes are refused")
+            if await self._is_healthy():  # what was consumed made room, and not only for journals
+                self._expect(await self._publish(_PROBE_BYTES), "a publish while /ping says OK")
         finally:
             self._refusal.end()
 

@@ -212,6 +212,26 @@ class TestFaults:
         node.crash()
         assert node.channel("t", "c").depth == 1
 
+    def test_room_for_an_acknowledgement_is_no_room_for_a_publish(
+        self, node: Node, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer = node.subscribe("t", "c", ready_count=1)
+        node.publish("t", *[b"%d" % number for number in range(10)])
+        node.files.fail("write", times=-1, path=".segment")
+        node.files.fail("write", times=-1, path="probe")
+        for _ in range(10):
+            assert isinstance(node.publish("t", b"refused"), StorageError)
+            (message,) = consumer.take()
+            consumer.finish(message.id)
+            node.settle()
+            node.advance(SECOND)
+            assert node.broker.health.startswith("NOK - ")
+        assert caplog.text.count("No space left on device") == 1
+        node.files.heal()
+        node.advance(SECOND)  # nobody publishes
+        assert node.broker.health == "OK"
+        assert node.files.paths("probe") == []
+
     def test_acknowledgements_are_written_when_there_is_room_again(self, node: Node) -> None:
         consumer = node.subscribe("t", "c", ready_count=9)
         node.publish("t", b"1", b"2")
