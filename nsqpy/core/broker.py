@@ -291,8 +291,13 @@ class Broker:
         self._catalogue.channel(topic_name, name).unpause()
         self._save_metadata()
 
-    def empty_channel(self, topic_name: str, name: str) -> None:
-        self._catalogue.channel(topic_name, name).empty(self._now)
+    def empty_channel(self, topic_name: str, name: str, now: Instant) -> None:
+        """Drop what is queued, in flight, deferred and leased; its leases end ``now``.
+
+        Raises:
+            NotFoundError.
+        """
+        self._catalogue.channel(topic_name, name).empty(now)
 
     # -- dead letters -----------------------------------------------------------------------
 

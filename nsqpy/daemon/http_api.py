@@ -173,7 +173,7 @@ class HTTPApi:
             "/channel/delete": _post(_on_channel(broker.delete_channel)),
             "/channel/pause": _post(_on_channel(broker.pause_channel)),
             "/channel/unpause": _post(_on_channel(broker.unpause_channel)),
-            "/channel/empty": _post(_on_channel(broker.empty_channel)),
+            "/channel/empty": _post(_on_channel(self._empty_channel)),
             "/channel/config": {
                 "GET": Route(self._get_channel_config),
                 "POST": Route(self._set_channel_config),
@@ -278,6 +278,9 @@ class HTTPApi:
         # The level is text in the file but a number here, as in the original.
         is_text = isinstance(getattr(config, name, None), str) and name != "log_level"
         return text_reply(shown) if is_text else json_reply(shown.encode())
+
+    def _empty_channel(self, topic: str, channel: str) -> None:
+        self._broker.empty_channel(topic, channel, self._clock.now())
 
     # -- dead letters -----------------------------------------------------------------------
 

@@ -373,7 +373,7 @@ class World:
         key = self._some_key()
         if key is not None:
             self.note("/".join(key))
-            self.broker.empty_channel(*key)
+            self.broker.empty_channel(*key, self.clock.now())
             self.model.empty(key)
             self.job.forget_channel(key)
 
@@ -435,7 +435,7 @@ class World:
         self.note(grave[0])
         self.model.queue(grave).drop_tried()
         if self.random.random() < 0.5:
-            self.broker.empty_channel(*grave)
+            self.broker.empty_channel(*grave, self.clock.now())
         else:
             with suppress(StorageError):
                 self.broker.delete_topic(grave[0])

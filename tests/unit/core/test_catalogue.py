@@ -33,7 +33,7 @@ def test_what_does_not_exist_is_said_to_be_missing(node: Node) -> None:
         (lambda: node.broker.empty_topic("x"), "topic", "x"),
         (lambda: node.broker.delete_channel("t", "x"), "channel", "x"),
         (lambda: node.broker.pause_channel("t", "x"), "channel", "x"),
-        (lambda: node.broker.empty_channel("t", "x"), "channel", "x"),
+        (lambda: node.broker.empty_channel("t", "x", node.clock.now()), "channel", "x"),
     ):
         with pytest.raises(NotFoundError) as caught:
             action()

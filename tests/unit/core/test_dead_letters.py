@@ -183,7 +183,7 @@ class TestSafety:
 
     def test_emptied_on_the_way_it_is_gone_from_the_channel(self, node: Node) -> None:
         self.requeue(self.poisoned(node))
-        node.broker.empty_channel("t", "c")
+        node.broker.empty_channel("t", "c", node.clock.now())
         node.settle()
         node.sync()
         audit(node)

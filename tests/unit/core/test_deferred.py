@@ -157,7 +157,7 @@ class TestLongTimers:
 
     def test_emptying_and_deleting_leave_no_timers(self, node: Node) -> None:
         publish(node, HOUR, DAY)
-        node.broker.empty_channel("t", "c")
+        node.broker.empty_channel("t", "c", node.clock.now())
         assert node.channel("t", "c").deferred_count == 0
         publish(node, HOUR)
         node.broker.delete_channel("t", "c")

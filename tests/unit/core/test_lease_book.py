@@ -476,7 +476,7 @@ class TestEmptyAndDelete:
         tenant.take("a", 3)
         request = tenant.ask("b", 3)
         node.turn()
-        node.broker.empty_channel("t", "c")
+        node.broker.empty_channel("t", "c", node.clock.now())
         tenant.settle()
         assert (request.done, request.lease) == (True, None)
         assert tenant.state("a") == "released"
@@ -485,6 +485,14 @@ class TestEmptyAndDelete:
         node.crash()
         assert counts(node)[:2] == (0, 0)
         assert (tenant.state("a"), tenant.state("b")) == ("released", "unknown")
+
+    def test_they_end_when_that_was_asked_for(self, node: Node, tenant: Tenant) -> None:
+        tenant.take("a", 3)
+        node.clock.advance(2 * ENDED_KEPT_NS)  # and no turn: nobody does anything
+        node.broker.empty_channel("t", "c", node.clock.now())
+        node.publish("t", b"later")
+        tenant.take("b")
+        assert tenant.state("a") == "released"
 
     def test_nothing_is_known_of_a_deleted_one(self, node: Node, tenant: Tenant) -> None:
         tenant.take("a", 3)
