@@ -1,7 +1,7 @@
 """Every setting of ``nsqpy nsqd``, stated once, and what ``/config`` shows and changes of it.
 
 Names and defaults are nsqd's, but for loopback addresses and the settings that are ours.
-``nsqpy.startup`` makes the value from a command line and a file. Source: nsqd reference 8.2, 4.2.
+``nsqpy.startup`` makes the value from a command line and a file. Source: nsqd/options.go.
 """
 
 import json

@@ -17,7 +17,7 @@ __all__ = [
 
 
 class ErrorCode(StrEnum):
-    """First word of an error frame. Source: reference nsqd 1.10, docs/protocol.md."""
+    """First word of an error frame. Source: Errors in docs/protocol.md."""
 
     BAD_PROTOCOL = "E_BAD_PROTOCOL"
     INVALID = "E_INVALID"

@@ -2,7 +2,7 @@
 
 Written: no white space; keys in the order given; ``<``, ``>``, ``&``, U+2028 and U+2029 escaped,
 all other Unicode raw; floats in shortest form without ``.0``. Read: keys in any case, null as
-absent, whole numbers of 64 bits. Source: reference nsqd 4.1, 1.4.
+absent, whole numbers of 64 bits. Source: Go's encoding/json.
 """
 
 import json

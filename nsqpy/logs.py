@@ -1,7 +1,7 @@
 """Logging in the reference's line format, so that what reads nsqd's log reads this one.
 
 ``[nsqd] 2026/11/21 05:40:40.156818 INFO: TCP: listening on 127.0.0.1:4150``: prefix, local
-time, level, text. Source: nsqd reference 8.5. ``--log-format=json`` says the same as one object a
+time, level, text. Source: internal/lg. ``--log-format=json`` says the same as one object a
 line, for what collects logs.
 """
 

@@ -10,7 +10,7 @@ what the channels of a topic share, what the log stores and what a consumer is s
 ``size`` counts what follows it. ``attempts`` is what the *next* delivery will show, so a frame is
 sent as it stands and encoded again only when that delivery failed. All integers are big-endian.
 
-Source: reference nsqd 1.1.
+Source: Framing in docs/protocol.md.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Legal topic and channel names. One rule serves both.
 
 1 to 64 bytes of letters, digits, ``.``, ``_``, ``-``, optionally followed by ``#ephemeral``,
-which counts toward the 64. Source: reference nsqd 1.2.
+which counts toward the 64. Source: Names in docs/protocol.md.
 """
 
 import re

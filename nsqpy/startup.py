@@ -1,7 +1,7 @@
 """How the command line and a file of ``nsqpy nsqd`` become one configuration.
 
 ``python -m nsqpy.startup`` prints ``docs/configuration.md``; ``nsqpy nsqd --sample-config``
-prints ``deploy/nsqd.toml``. Source: nsqd reference 8.1, 8.3 and 8.4.
+prints ``deploy/nsqd.toml``. Source: apps/nsqd/main.go, options.go.
 """
 
 import sys

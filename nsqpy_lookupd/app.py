@@ -5,7 +5,7 @@ It can also run inside another program's event loop::
     async with Lookupd(LookupdConfig(tcp_address="127.0.0.1:0", ...), hostname) as lookupd:
         lookupd.tcp_address, lookupd.http_address
 
-Source: reference nsqlookupd 2.
+Source: nsqlookupd/options.go.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Every setting of ``nsqpy nsqlookupd``, and how command line and file become one configuration.
 
-Names and defaults are the original's, but for loopback addresses. Source: reference nsqlookupd 2.
+Names and defaults are the original's, but for loopback addresses. Source: nsqlookupd/options.go.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The HTTP API: from a URL to a call on the registry. Source: reference nsqlookupd 5."""
+"""The HTTP API: from a URL to a call on the registry. Source: HTTP in docs/nsqlookupd.md."""
 
 import asyncio
 import logging

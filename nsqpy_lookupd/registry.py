@@ -5,7 +5,7 @@ kept on both sides, with the topic or channel and with the node: every question 
 an index. A node that goes is in no answer from then on; what it had registered, thousands of
 topics perhaps, is swept up in small pieces.
 
-Source: reference nsqlookupd 4; nsqlookupd/registration_db.go.
+Source: nsqlookupd/registration_db.go.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Server side of one V1 connection: commands in, reply bytes out. Sans-I/O.
 
 Whether a command is allowed in the connection's state was decided with its first word, by the
-parser (``nsqpy.protocol.lookup.ALLOWED_STATES``). Source: reference nsqlookupd 3.
+parser (``nsqpy.protocol.lookup.ALLOWED_STATES``). Source: docs/nsqlookupd.md.
 """
 
 import logging

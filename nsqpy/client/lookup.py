@@ -3,7 +3,7 @@
 Every nsqlookupd is asked, and what they say is put together. One that fails is logged, and what
 it said last still counts: a directory that cannot be reached must not look like an empty one.
 
-Source: client reference 4.1; nsqlookupd reference 5.
+Source: docs/client.md, docs/nsqlookupd.md.
 """
 
 import asyncio

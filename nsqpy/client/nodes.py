@@ -4,7 +4,7 @@ Here for code that has no event loop and no aiohttp: the executors of a Spark jo
 standard library only. A call is repeated while a node does not answer, so only what may be
 repeated goes through ``HTTPNode.call``; ``HTTPNode.once`` does it a single time.
 
-Source: reference nsqd 4.2; nsqlookupd 5.2.
+Source: HTTP in docs/protocol.md and docs/nsqlookupd.md.
 """
 
 import http.client

@@ -2,7 +2,7 @@
 
 Each is stated once, as a field of ``ClientOptions``. A user sets them by name (``-`` and ``_``
 are equal), with a unit-free value: ``max_in_flight=200``, ``msg_timeout="90s"``. A duration is
-text, a ``timedelta``, or an integer of milliseconds. Source: client reference 9.
+text, a ``timedelta``, or an integer of milliseconds. Source: go-nsq, Config.
 """
 
 import dataclasses

@@ -1,8 +1,9 @@
 """What the next turn of the daemon has to look at.
 
-Topics with something in their inbox, channels that may be able to deliver, sessions with replies
-to send: each is noted once, however often it is touched, and the whole agenda is worked off in
-one go by ``Broker.turn``. ``wake`` is called when an empty agenda gets its first entry.
+Topics with something in their inbox, channels that may be able to deliver, logs with
+acknowledgements to write, lease books with a step to take: each is noted once, however often it is
+touched, and all is worked off in one go by ``Broker.turn``, but for the books: one of them a turn.
+``wake`` is called when an empty agenda gets its first entry.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Who may publish and subscribe: what a connection was granted, and whom it is asked of. No I/O.
 
 A session hands the secret of an AUTH to the daemon's ``Authenticator``, which answers with a
-``Grant``: by the rules of an AUTH server, or by the token file. Source: reference nsqd 7;
+``Grant``: by the rules of an AUTH server, or by the token file. Source: docs/security.md;
 internal/auth/authorizations.go.
 """
 

@@ -3,7 +3,7 @@
 A message is in exactly one place: the window (or unread in the log), in flight, deferred, or
 leased.
 Everything a channel counts is written here and nowhere else. Time arrives as arguments.
-Source: nsqd/channel.go; reference nsqd 1.8, 2.
+Source: nsqd/channel.go.
 """
 
 from collections.abc import Callable, Sequence

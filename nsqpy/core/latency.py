@@ -5,7 +5,7 @@ large it is. Nearly all messages of a batch share their time of publishing, and 
 answer to a batch is one addition. Sketches add up, so those of channels make the topic's.
 
 Two sketches take turns, each for half of the window, and a query merges both: it looks back
-between half and the whole of the window. Source: reference nsqd 4.4; internal/quantile; the
+between half and the whole of the window. Source: internal/quantile; the
 buckets are those of Masson, Rim and Lee, "DDSketch" (2019).
 """
 

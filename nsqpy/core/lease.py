@@ -3,7 +3,7 @@
 A lease's messages stand in a log of their own, in the DiskQueue's format, and are frozen with it:
 order, attempts and timestamps are the same in every read. It ends by a commit, which is a FIN of
 everything, or by a release or its expiry, which put everything back. ``LeaseBook`` does that;
-here is what a lease is. Source: DESIGN 4; docs/leases.md.
+here is what a lease is. Source: docs/leases.md.
 """
 
 import re

@@ -9,7 +9,8 @@ a turn. A lease comes about like this, and a crash at any point leaves each mess
 3. The lease's log is sealed, and the messages are acknowledged in the channel's log. After a crash
    the journal says which are still to be.
 
-At ``--durability=fsync`` each of these is on the device before the next begins. Source: DESIGN 4.
+At ``--durability=fsync`` each of these is on the device before the next begins.
+Source: docs/leases.md.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Server side of one V2 connection: commands in, frames out. No sockets, no clocks.
 
 Replies keep the order of commands: what is owed to a publish that is not stored yet holds back
-every later reply, but not messages or heartbeats. Source: reference nsqd 1.3, 1.8, 1.10.
+every later reply, but not messages or heartbeats. Source: docs/protocol.md; nsqd/protocol_v2.go.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Immutable snapshots of everything countable, and the two faces of ``/stats``.
 
 The fields are the JSON's keys, in the JSON's order. The broker takes a ``BrokerStats``; what
-renders it here reads no clock and keeps nothing. Source: reference nsqd 4.4; nsqd/stats.go,
+renders it here reads no clock and keeps nothing. Source: nsqd/stats.go,
 nsqd/http.go, printStats.
 """
 

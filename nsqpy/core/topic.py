@@ -3,7 +3,7 @@
 ``route`` stores everything that waits in the inbox with as few writes as possible and only then
 completes the tickets. While the topic has channels, is not paused and has nothing queued, a batch
 goes straight into the channels' logs; the topic's own queue is for what no channel takes yet, and
-``pump`` moves it on later. Source: nsqd/topic.go; reference nsqd 2.1.
+``pump`` moves it on later. Source: nsqd/topic.go.
 """
 
 from collections.abc import Callable

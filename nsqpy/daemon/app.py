@@ -2,7 +2,7 @@
 
 Start: flags, configuration, lock on the data directory, queues from disk, then the listeners, then
 nsqlookupd is told. Stop: a drain if one is wanted, nsqlookupd, listeners, connections, then every
-queue is written down. Source: reference nsqd 8.4.
+queue is written down. Source: apps/nsqd/main.go.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Asking whom a secret belongs to: the token file first, then AUTH servers over HTTP.
 
 Nothing here writes a secret to the log, nor a URL or a text of a library that may hold one.
-Source: reference nsqd 7; internal/auth/authorizations.go.
+Source: docs/security.md; internal/auth/authorizations.go.
 """
 
 import asyncio
@@ -246,7 +246,7 @@ def _shown(url: str) -> str:
 
 
 def _https_url(url: str, body: bytes) -> str | None:
-    """Where a server that wants TLS is to be asked instead. Source: reference nsqd 6.4."""
+    """Where a server that wants TLS is to be asked instead. Source: internal/http_api."""
     try:
         port = json.loads(body)["https_port"]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The daemon's certificates: read at the start, and again on SIGHUP. Source: reference nsqd 8.2."""
+"""The daemon's certificates: read at the start, and again on SIGHUP. Source: docs/security.md."""
 
 import asyncio
 import logging

@@ -11,7 +11,7 @@
 | ``POST /debug/freememory`` | a full collection, and freed memory back to the system |
 
 Everything is text, not Go's profile format. ``symbol``, ``block`` and ``setblockrate`` are about
-Go's program counters and its scheduler: 404. Source: reference nsqd 4.2.
+Go's program counters and its scheduler: 404. Source: HTTP in docs/protocol.md.
 """
 
 import asyncio

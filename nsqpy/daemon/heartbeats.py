@@ -4,8 +4,8 @@ A heartbeat is lazy: none is owed to a connection on which bytes went both ways 
 interval, and one is owed exactly one interval after the side that has been silent longest was
 last heard, so that no client waits more than its interval for a sign of life. Two intervals
 without a whole command from the client end the connection; so does a client that takes nothing of
-what waits for it, after its write timeout or else one interval. Source: reference nsqd 1.6; DESIGN
-5.
+what waits for it, after its write timeout or else one interval.
+Source: Heartbeats in docs/protocol.md.
 """
 
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""The HTTP API of the daemon: from a URL to a call on the broker. Source: reference nsqd 4.2.
+"""The HTTP API of the daemon: from a URL to a call on the broker. Source: HTTP in docs/protocol.md.
 
 Everything but publishing is done when the call returns. A publish waits for its ticket: ``OK``
 means what ``--durability`` says, and any failure to store is 503 EXITING.

@@ -1,7 +1,7 @@
 """What requests to the HTTP API carry, taken apart; no I/O.
 
 Every refusal is an ``HTTPError`` with the original's status and code.
-Source: reference nsqd 4.2; nsqd/http.go, doPUB and doMPUB.
+Source: nsqd/http.go, doPUB and doMPUB.
 """
 
 import re

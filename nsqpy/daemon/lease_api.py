@@ -1,4 +1,4 @@
-"""The calls on leases: from a URL to the desk. Source: DESIGN 4; docs/leases.md."""
+"""The calls on leases: from a URL to the desk. Source: docs/leases.md."""
 
 import asyncio
 import logging

@@ -5,7 +5,7 @@ delays nobody.
 
 A new topic is held until every nsqlookupd has said which channels it has elsewhere, or has let
 the time pass: what is published meanwhile waits in the topic's own queue, and publishers get
-their OK from there. Source: reference nsqd 6.3, 6.4; nsqd/lookup.go.
+their OK from there. Source: docs/discovery.md; nsqd/lookup.go.
 """
 
 import asyncio

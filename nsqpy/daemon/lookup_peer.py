@@ -4,7 +4,7 @@ A new connection is told everything; then come the changes, in their order, and 
 15 s. Whatever goes wrong ends the connection, and with it all that nsqlookupd knew from it: the
 next one tells everything anew, so nothing can stay stale.
 
-Source: reference nsqd 6; nsqd/lookup_peer.go, lookup.go.
+Source: docs/discovery.md; nsqd/lookup_peer.go, lookup.go.
 """
 
 import asyncio

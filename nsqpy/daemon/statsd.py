@@ -2,7 +2,7 @@
 
 The statsd package makes the lines; what goes into which datagram, and when, follows the original:
 whole lines, each with its newline, in datagrams that are spread evenly over the interval.
-Source: reference nsqd 5; nsqd/statsd.go, internal/statsd, internal/writers.
+Source: nsqd/statsd.go, internal/statsd, internal/writers.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What makes the core move: the turn, the timer and the sync.
 
-DESIGN speaks of a router, a message pump, a dispatch and a deadlines task. They are steps of one
+The router, the message pump, the dispatch of messages and their deadlines are steps of one
 callback here, ``Turn.run``, which the loop calls once after each round of socket reads: routing
 every topic, pumping every topic, dispatching every channel and then writing once to every
 connection. A task per topic would cost two wake-ups through futures for each publish and leave the

@@ -2,7 +2,7 @@
 
 A connection begins in clear. ``Layers`` then takes its protocol's place at the transport, and the
 transport's place at the protocol, so that neither knows; a connection without layers pays nothing.
-Source: reference nsqd 1.5.
+Source: IDENTIFY in docs/protocol.md.
 """
 
 import asyncio

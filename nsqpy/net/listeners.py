@@ -121,7 +121,7 @@ async def listen_unix(make: _MakeProtocol, path: Path) -> Listener:
         OSError: the path cannot be had. A file that is there already is left alone, though
             nobody may be listening to it.
 
-    Source: reference nsqd 8.6.
+    Source: internal/util, TypeOfAddr.
     """
     # Given a path, the event loop would remove that file: somebody else's socket perhaps.
     listening = socket.socket(socket.AF_UNIX)

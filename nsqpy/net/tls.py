@@ -1,7 +1,7 @@
 """TLS: contexts made from files, and a stage of a stream over OpenSSL in memory.
 
 The stage moves bytes only, so one connection may begin in clear and go on encrypted, whatever
-it runs over. Source: reference nsqd 1.5, 8.2; Python's ``ssl``, memory BIO.
+it runs over. Source: IDENTIFY in docs/protocol.md, docs/security.md; Python's ``ssl``, memory BIO.
 """
 
 import re

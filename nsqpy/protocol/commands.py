@@ -6,7 +6,7 @@ MPUB is one batch. A peer's fault is the last command, ``Malformed``, so that wh
 still counts.
 
 The parser knows the connection's state, because a command in a wrong state is refused before its
-parameters or body are read. Source: reference nsqd 1.1, 1.3, 1.7, 1.10.
+parameters or body are read. Source: docs/protocol.md; nsqd/protocol_v2.go.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ LINE_MAX_BYTES = 16384  # with the newline; nsqd's bufio.Reader size
 
 
 class State(IntEnum):
-    """A connection's state, as ``/stats`` shows it. Source: reference nsqd 1.3."""
+    """A connection's state, as ``/stats`` shows it. Source: States in docs/protocol.md."""
 
     INITIAL = 0
     SUBSCRIBED = 3

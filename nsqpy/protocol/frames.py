@@ -1,6 +1,6 @@
 """Frames: what nsqd sends. Bytes in, frames out for clients; frame bytes back for servers.
 
-A frame on the wire, integers big-endian (source: nsqd reference 1.1)::
+A frame on the wire, integers big-endian (source: Framing in docs/protocol.md)::
 
     | int32 size | int32 type | data             |
     | 4 + n      | 0, 1 or 2  | n bytes          |

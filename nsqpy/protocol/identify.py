@@ -1,6 +1,6 @@
 """IDENTIFY: what a client asks for, checked and resolved into what it gets.
 
-Source: reference nsqd 1.4; nsqd/client_v2.go, Identify.
+Source: IDENTIFY in docs/protocol.md; nsqd/client_v2.go, Identify.
 """
 
 import json

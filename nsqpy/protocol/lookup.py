@@ -11,7 +11,7 @@ command, ``Malformed``, and it knows the connection's state, because a command i
 refused before its parameters or body are read. Every error ends the connection. The encoders and
 ``ReplyParser`` are the client's half.
 
-Source: reference nsqlookupd 3; nsqlookupd/lookup_protocol_v1.go.
+Source: docs/nsqlookupd.md; nsqlookupd/lookup_protocol_v1.go.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The body of an MPUB: ``int32 count``, then ``count`` times ``int32 size`` and that many bytes.
 
 The TCP command puts an ``int32 total`` before it; binary ``/mpub`` over HTTP does not.
-Source: reference nsqd 1.7, 4.2.
+Source: MPUB in docs/protocol.md.
 """
 
 from nsqpy.columns import column, is_constant

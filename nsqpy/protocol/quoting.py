@@ -23,7 +23,7 @@ def text(raw: bytes) -> str:
 def go_quote(raw: bytes) -> str:
     """Go's ``%q``: a double-quoted literal in which nothing unprintable is left.
 
-    Source: reference nsqd 1.10.
+    Source: Go's strconv.Quote.
     """
     return '"' + "".join(map(_escape, text(raw))) + '"'
 

@@ -1,7 +1,7 @@
 """What a client sends, as bytes: one encoder for each command, and the joined forms.
 
 Names are checked by the caller (``nsqpy.names``); numbers are in the unit of the wire,
-milliseconds. Source: nsqd reference 1.3, 1.7 and 1.8.
+milliseconds. Source: Commands in docs/protocol.md.
 """
 
 import json

@@ -4,7 +4,7 @@ A stage has one peer. ``encode`` makes wire bytes that the peer can read to the 
 ``feed`` takes wire bytes however they are cut, and ``read`` hands out what they say, a bounded
 piece at a time, so that a small read from a socket never becomes a large one in memory.
 
-Source: reference nsqd 1.5; RFC 1951; google/snappy, framing_format.txt.
+Source: IDENTIFY in docs/protocol.md; RFC 1951; google/snappy, framing_format.txt.
 """
 
 import zlib

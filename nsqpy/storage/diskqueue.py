@@ -6,7 +6,7 @@ whose records are all acknowledged is deleted. Numbers rise by one for each reco
 used again while the log is open.
 
 The log does not decide when anything is synced: ``take_unsynced`` hands out the files that need
-it, and the caller syncs them wherever it likes. Source: DESIGN 3; docs/storage.md.
+it, and the caller syncs them wherever it likes. Source: docs/storage.md.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Which topics and channels exist, and what is paused: ``nsqd.dat``, in the original's form.
 
-The file is replaced whole. It lists durable topics and channels only. Source: reference nsqd 3.4.
+The file is replaced whole. It lists durable topics and channels only.
+Source: nsqd/nsqd.go, PersistMetadata.
 """
 
 import json

@@ -11,7 +11,7 @@
 ``<name>`` is ``topic``, or ``topic:channel`` (``topic;channel`` from Windows). There is no
 checksum: a length is believed if it is within bounds. ``attempts`` is how often the message has
 been delivered, ours is what the next delivery will show: one more. Integers are big-endian.
-Source: reference nsqd 3.1 to 3.3.
+Source: nsqio/go-diskqueue.
 """
 
 import re

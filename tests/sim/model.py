@@ -15,7 +15,7 @@ Key = tuple[str, str]  # topic and channel
 
 
 class InvariantError(AssertionError):
-    """A promise of DESIGN 3 is broken; the text says which, and by what."""
+    """An invariant is broken; the text says which, and by what."""
 
 
 class Hit:

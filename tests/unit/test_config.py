@@ -16,7 +16,7 @@ from nsqpy.config import (
 )
 from nsqpy.options import options_of
 
-# nsqd reference 8.2: flag, key, default as --help shows it.
+# Of nsqd 1.3.0: flag, key, default as --help shows it.
 REFERENCE = """
 log-level log_level info
 log-prefix log_prefix [nsqd]_

@@ -12,7 +12,7 @@ This stands on aiohttp's low-level server. A reply is encoded here and written a
 with an empty handler, a ``POST /pub`` costs 28 us of processor time that way, 42 us with aiohttp's
 ``Response`` and 49 us with its ``Application`` as well.
 
-Source: reference nsqd 4.1; internal/http_api; julienschmidt/httprouter for redirects.
+Source: internal/http_api; julienschmidt/httprouter for redirects.
 """
 
 from nsqpy.net.http.files import FileReply
