@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from nsqpy.clock import Instant
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.dead_letters import (
+    LEASE_EXPIRED,
+    LEASE_RELEASED,
     REQUEUE,
     TIMEOUT,
     DeadLetterPolicy,
@@ -440,16 +442,18 @@ class Channel:
         self._window.put_back(runs)
         self._agenda.note_channel(self)
 
-    def give_back(self, run: Run, failure: str, now: Instant) -> tuple[int, int]:
+    def give_back(self, run: Run, state: LeaseState, now: Instant) -> tuple[int, int]:
         """A lease of these messages was released, or expired: that is a failed delivery of each.
         Returns the range of the channel's log that they are in, empty if they are elsewhere.
 
         Raises:
             StorageError: they are where they were.
         """
-        first, stop = self._redelivery.fail_stored(run, f"lease {failure}", now)
+        expired = state is LeaseState.EXPIRED
+        failure = LEASE_EXPIRED if expired else LEASE_RELEASED
+        first, stop = self._redelivery.fail_stored(run, failure, now)
         self.deadlines_changed = True
-        if failure == LeaseState.EXPIRED:
+        if expired:
             self.timeout_count += len(run)
         else:
             self.requeue_count += len(run)

@@ -19,6 +19,9 @@ from nsqpy.message import FRAME_HEADER_BYTES
 from nsqpy.names import is_ephemeral, is_valid_name
 
 __all__ = [
+    "FAILURES",
+    "LEASE_EXPIRED",
+    "LEASE_RELEASED",
     "REDRIVE_CHANNEL",
     "REQUEUE",
     "TIMEOUT",
@@ -38,6 +41,9 @@ REDRIVE_CHANNEL = "redrive"
 # Why a delivery failed.
 TIMEOUT = "timeout"
 REQUEUE = "requeue"
+LEASE_RELEASED = "lease released"
+LEASE_EXPIRED = "lease expired"
+FAILURES = (REQUEUE, TIMEOUT, LEASE_RELEASED, LEASE_EXPIRED)
 
 _ATTEMPTS_MAX = 65535  # what the wire can say
 _DELAY_MAX_MS = 365 * 24 * 3_600_000

@@ -136,7 +136,7 @@ class LeaseSource(Protocol):
 
     def put_back(self, runs: Sequence[Run]) -> None: ...
 
-    def give_back(self, run: Run, failure: str, now: Instant) -> tuple[int, int]:
+    def give_back(self, run: Run, state: LeaseState, now: Instant) -> tuple[int, int]:
         """Queue messages again, each with one attempt more; the range of the channel's log that
         they are in, or an empty one where that cannot be said.
 

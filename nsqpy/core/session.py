@@ -60,10 +60,12 @@ class _PublishTicket(Ticket):
         self.deliver_at_ns = deliver_at_ns
         self.done = False
         self.error = None
+        self.on_done = None
         self.session = session
         self.command = command
 
     def complete(self, error: NSQError | None = None) -> None:
+        assert not self.done
         self.done = True
         self.error = error
         self.session.settle()
@@ -113,7 +115,7 @@ class Session:
         What comes while the authenticator is asked is held: the connection stops reading then,
         so that is one read at most.
         """
-        is_held = self.asking
+        is_held = self.asking  # not tested itself: handlers set it, which type checkers do not see
         if is_held:
             self._held += commands
             return

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from nsqpy.clock import SECOND
 from nsqpy.core.broker import Broker
 from nsqpy.core.channel import Channel
-from nsqpy.core.dead_letters import REQUEUE, TIMEOUT, spent_by
+from nsqpy.core.dead_letters import FAILURES, spent_by
 from nsqpy.core.topic import Topic
 from nsqpy.daemon.heartbeats import Fault
 from nsqpy.daemon.tcp import Connections
@@ -41,7 +41,7 @@ _SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 _LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 _NO_REASONS: Mapping[str, int] = {}
-_SPENT_BY_REQUEUE, _SPENT_BY_TIMEOUT = spent_by(REQUEUE), spent_by(TIMEOUT)
+_SPENT_BY = tuple(map(spent_by, FAILURES))
 
 Item = TypeVar("Item")
 _Sees = Callable[[str], bool] | None
@@ -92,8 +92,10 @@ _CHANNEL = (
     _counter("nsqd_channel_timeouts", "Deliveries never answered."),
     _counter("nsqd_channel_dropped", "Messages dropped.", ',reason="overflow"'),
     _counter("nsqd_channel_dropped", "Messages dropped.", ',reason="sample"'),
-    _counter("nsqd_channel_dead_letters", "Given up and set aside.", f',reason="{REQUEUE}"'),
-    _counter("nsqd_channel_dead_letters", "Given up and set aside.", f',reason="{TIMEOUT}"'),
+    *(
+        _counter("nsqd_channel_dead_letters", "Given up and set aside.", f',reason="{failure}"')
+        for failure in FAILURES
+    ),
     _Family("nsqd_channel_paused", "1 while the channel is paused."),
     _counter("nsqd_channel_bad_blocks", "Damaged blocks set aside."),
 )
@@ -334,8 +336,7 @@ def _channel_row(channel: Channel, now_ns: int) -> _Row:
             channel.timeout_count,
             channel.dropped_count,
             channel.sampled_out_count,
-            reasons.get(_SPENT_BY_REQUEUE, 0),
-            reasons.get(_SPENT_BY_TIMEOUT, 0),
+            *(reasons.get(reason, 0) for reason in _SPENT_BY),
             int(channel.paused),
             channel.bad_block_count,
         ),

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nsqpy.clock import SystemClock
+from nsqpy.clock import SECOND, SystemClock
 from nsqpy.config import NsqdConfig
-from nsqpy.core.dead_letters import DeadLetterPolicy
+from nsqpy.core.dead_letters import FAILURES, DeadLetterPolicy
 from nsqpy.core.session import Session
 from nsqpy.daemon.app import Nsqd
 from nsqpy.daemon.metrics import Metrics
 from nsqpy.net.limits import REFUSALS
 from nsqpy.protocol import requests
+from tests.unit.core.leasing import Tenant
 from tests.unit.core.node import Client, Node
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,18 @@ async def test_the_page_has_every_metric_and_no_other(scrape: Samples) -> None:
     told = set(re.findall(r"`((?:nsqd|process)_[a-z0-9_]+)`", text))
     found = {re.sub(r"_(bucket|sum|count)$", "", name) for name, *_ in scrape}
     assert found == told
+
+
+async def test_the_page_has_the_right_bounds(scrape: Samples) -> None:
+    """There are one topic, one channel with two percentiles, and one client."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    bounds = re.search(r"(\d+) series a topic, (\d+)\s+a channel .*, (\d+)\s+a client", text)
+    assert bounds is not None
+    found = [
+        sum(name.startswith(f"nsqd_{what}_") for name, *_ in scrape)
+        for what in ("topic", "channel", "client")
+    ]
+    assert found == [int(bounds[1]), int(bounds[2]) + 2, int(bounds[3])]
 
 
 async def test_everything_that_the_dashboard_and_the_rules_name_exists(scrape: Samples) -> None:
@@ -158,6 +171,31 @@ async def test_errors_and_dead_letters_by_reason() -> None:
     assert found["nsqd_channel_dead_letters_total", "c", "timeout", "t"] == 0
 
 
+async def test_dead_letters_of_leases() -> None:
+    node = Node()
+    node.broker.topic("t")
+    node.broker.create_channel("t", "c")
+    node.broker.set_channel_config("t", "c", DeadLetterPolicy(max_attempts=1))
+    node.publish("t", b"a", b"b", b"c")
+    tenant = Tenant(node)
+    tenant.take("r", 2)
+    tenant.release("r")
+    tenant.take("x", 1, ttl_ns=SECOND)
+    node.advance(2 * SECOND)
+    node.settle()
+    found = await page_of(node)
+    by_reason = {
+        reason: found["nsqd_channel_dead_letters_total", "c", reason, "t"] for reason in FAILURES
+    }
+    assert {reason: count for reason, count in by_reason.items() if count} == {
+        "lease released": 2,
+        "lease expired": 1,
+    }
+    letters = node.channel("t", "c").dead_letters
+    assert letters is not None
+    assert sum(by_reason.values()) == letters.count
+
+
 async def test_what_is_beyond_the_bounds_is_counted() -> None:
     node = Node()
     clients = []
@@ -192,4 +230,4 @@ async def test_the_loop_goes_on_during_a_scrape() -> None:
         await asyncio.sleep(0)
         rounds += 1
     assert rounds > 8
-    assert len(samples(scrape.result())) > 400 * 17
+    assert len(samples(scrape.result())) > 400 * 21
