@@ -1,6 +1,7 @@
 """The exception tree and the wire codes. Fields first; the text is made in ``__str__``."""
 
 from enum import StrEnum
+from typing import Self
 
 __all__ = [
     "ConfigError",
@@ -99,6 +100,11 @@ class StorageError(NSQError):
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
+
+    @classmethod
+    def of(cls, path: str, error: OSError) -> Self:
+        """What the system said about ``path``."""
+        return cls(path, error.strerror or str(error))
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"

@@ -546,7 +546,7 @@ class Broker:
                 file.close()
                 self._files.remove(path)
         except OSError as error:
-            raise StorageError(path, error.strerror or str(error)) from error
+            raise StorageError.of(path, error) from error
 
     @property
     def retrying(self) -> bool:

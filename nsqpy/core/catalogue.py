@@ -124,7 +124,7 @@ class Catalogue:
         try:
             found = self._layout.scan(self._files)
         except OSError as error:
-            raise StorageError(self._layout.root, error.strerror or str(error)) from error
+            raise StorageError.of(self._layout.root, error) from error
         for name, channels in found.items():
             entry = known.get(name, TopicMetadata(name, False, {}))
             paused = dict.fromkeys(channels, False) | entry.channels
@@ -156,7 +156,7 @@ class Catalogue:
             self._files.make_directory(path.rpartition("/")[0])
             self._files.replace_whole(path, f"{self.node_id}\n".encode())
         except OSError as error:
-            self._health.note_fault(StorageError(path, error.strerror or str(error)))
+            self._health.note_fault(StorageError.of(path, error))
 
 
 def _metadata(topic: Topic) -> TopicMetadata:

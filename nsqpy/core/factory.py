@@ -184,4 +184,4 @@ class QueueFactory:
         try:
             self._files.remove_tree(path)
         except OSError as error:
-            self._health.note_fault(StorageError(path, error.strerror or str(error)))
+            self._health.note_fault(StorageError.of(path, error))

@@ -42,7 +42,7 @@ class SyncWork:
                 for file in files:
                     file.sync()
         except OSError as error:
-            raise StorageError("sync", error.strerror or str(error)) from error
+            raise StorageError.of("sync", error) from error
 
 
 class GroupCommit:

@@ -77,7 +77,7 @@ class LeaseStore:
             found = lease_directories(self._files, self._directory)
             names = self._files.list_directory(self._directory)
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
         self._serial = max([*found, wall_ns // MILLISECOND])
         if names:
             self._opened()

@@ -127,7 +127,7 @@ class LeaseAPI:
             try:
                 return FileReply(parts, request.range, partial(self._note_read, book, lease))
             except OSError as error:
-                raise StorageError(lease_id, error.strerror or str(error)) from error
+                raise StorageError.of(lease_id, error) from error
 
     def _note_read(self, book: LeaseBook, lease: Lease, offset: int, length: int) -> None:
         book.note_read(lease, offset, length, self._clock.now())

@@ -68,14 +68,14 @@ def export_original(source: str, target: str, max_bytes_per_file: int) -> Iterat
     except BlockingIOError as error:
         raise StorageError(source, "a daemon is running on it: stop that first") from error
     except OSError as error:
-        raise StorageError(source, error.strerror or str(error)) from error
+        raise StorageError.of(source, error) from error
     try:
         files = OSFiles()
         try:
             files.make_directory(target)
             taken = bool(files.list_directory(target))
         except OSError as error:
-            raise StorageError(target, error.strerror or str(error)) from error
+            raise StorageError.of(target, error) from error
         if taken:
             raise StorageError(target, "is not empty: give a new directory")
         try:

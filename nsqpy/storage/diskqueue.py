@@ -132,7 +132,7 @@ class DiskQueue:
                 self._files, self._directory, self._name, self._bad_blocks
             )
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
         self._next_number = next_number(self._segments)
         self._first_numbers = [segment.first_number for segment in self._segments]
         self.depth = self.unread = sum(segment.outstanding for segment in self._segments)
@@ -153,7 +153,7 @@ class DiskQueue:
                 if segment is not self._segments[-1]:
                     self._open_files.let_go(segment)
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
 
     # -- append -----------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class DiskQueue:
             offset = segment.size or SEGMENT_HEADER_BYTES
             file = segment.append(buffers, size, records)
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
         self._open_files.note_write(file)
         self._next_number = number + records
         self.depth += records
@@ -228,7 +228,7 @@ class DiskQueue:
                     reader.read(max_bytes, runs)
         except OSError as error:
             if not runs:  # what was read before counts; the next call meets the error again
-                raise StorageError(self._directory, error.strerror or str(error)) from error
+                raise StorageError.of(self._directory, error) from error
         self.unread -= sum(run.stop - run.start for run in runs)
         return runs
 
@@ -356,7 +356,7 @@ class DiskQueue:
             try:
                 file = segment.flush()
             except OSError as error:
-                raise StorageError(self._directory, error.strerror or str(error)) from error
+                raise StorageError.of(self._directory, error) from error
             if file is not None:
                 self._open_files.note_write(file)
             del self._acked[segment]
@@ -439,7 +439,7 @@ class DiskQueue:
         try:
             file = self._segments[-1].seal() if self._segments else None
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
         if file is not None:
             self._open_files.note_write(file)
 
@@ -479,7 +479,7 @@ class DiskQueue:
         try:
             self._open_files.sync()
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
 
     def close(self) -> None:
         """Flush, sync and let go of the files.

@@ -57,7 +57,7 @@ def save_metadata(files: Files, directory: str, topics: list[TopicMetadata]) -> 
     try:
         files.replace_whole(path, json.dumps(document, separators=(",", ":")).encode())
     except OSError as error:
-        raise StorageError(path, error.strerror or str(error)) from error
+        raise StorageError.of(path, error) from error
 
 
 def load_metadata(files: Files, directory: str) -> tuple[list[TopicMetadata], list[str]]:

@@ -101,7 +101,7 @@ class Takeover:
         try:
             self._run(wall_ns)
         except OSError as error:
-            raise StorageError(self._root, error.strerror or str(error)) from error
+            raise StorageError.of(self._root, error) from error
 
     def _run(self, wall_ns: int) -> None:
         names = self._files.list_directory(self._root)

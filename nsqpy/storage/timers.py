@@ -156,7 +156,7 @@ class TimerWheel:
         try:
             found = slot_directories(self._files, self._directory)
         except OSError as error:
-            raise StorageError(self._directory, error.strerror or str(error)) from error
+            raise StorageError.of(self._directory, error) from error
         for slot in found:
             queue_log = self._log_of(slot)
             queue_log.rest()
