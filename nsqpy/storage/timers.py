@@ -53,6 +53,12 @@ class Slot(NamedTuple):
         """When to begin with it."""
         return self.start_ms - max(self.width_ms // 2, _LEAD_MIN_MS)
 
+    def look_again_ms(self, now_ms: int) -> int:
+        """When to look at it next. What has been looked at, cannot be split and had no room in
+        memory can wait until it begins."""
+        looked = self.width_ms == _FINEST_MS and self.look_ms <= now_ms
+        return self.start_ms if looked else self.look_ms
+
     def has_begun(self, now_ms: int) -> bool:
         """Whether something in it may be due, or will be in a moment."""
         return now_ms >= self.start_ms - _LEAD_MIN_MS
@@ -268,15 +274,9 @@ class TimerWheel:
             queue_log.move(run.number, run.stop - run.start)
 
     def _find_next(self, now_ms: int) -> None:
-        """Note when to look next: at what had no room so far, when it begins."""
+        """Note when to look next."""
         waiting = self.waiting
-        looks = [
-            slot.start_ms
-            if slot.width_ms == _FINEST_MS and slot.look_ms <= now_ms
-            else slot.look_ms
-            for slot, queue_log in self._logs.items()
-            if waiting[queue_log]
-        ]
+        looks = (slot.look_again_ms(now_ms) for slot in self._logs if waiting[self._logs[slot]])
         self._look_ms = min(looks, default=None)
 
     # -- end --------------------------------------------------------------------------------
