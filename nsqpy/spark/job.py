@@ -15,6 +15,7 @@ from nsqpy.spark.drain import Drain
 __all__ = ["FileFormat", "JobFailed", "drain_to_files", "session"]
 
 _REASON_MAX = 500
+_JSON_TIMESTAMP = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"  # Spark's own has milliseconds
 
 
 class JobFailed(NSQError):
@@ -86,4 +87,7 @@ def _write(df: DataFrame, path: str, file_format: FileFormat, mode: str) -> None
             "if(is_valid_utf8(cast(body as string)), cast(body as string), null) as body",
             "if(is_valid_utf8(cast(body as string)), null, base64(body)) as body_base64",
         )
-    df.write.mode(mode).format(file_format.value).save(path)
+    writer = df.write.mode(mode).format(file_format.value)
+    if file_format is FileFormat.JSON:
+        writer = writer.option("timestampFormat", _JSON_TIMESTAMP)
+    writer.save(path)

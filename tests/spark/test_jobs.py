@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,8 @@ def test_the_command_writes_json_lines(
     }
     assert found == set(bodies)
     assert {(line["topic"], line["attempts"]) for line in lines} == {(TOPIC, 1)}
+    for line in lines:
+        assert re.search(r"T\d\d:\d\d:\d\d\.\d{6}", line["timestamp"])
     secure_node = NodeAddress.parse(f"https://{nsqd.https_address}")
     tls = NodeTLS.read(str(certificates.ca), "", "", verify=True)
     with LeaseNode(secure_node, secret="hush-hush", tls=tls) as lease_node:
