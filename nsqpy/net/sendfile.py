@@ -117,6 +117,8 @@ async def _write(
         transport.write(data)
         await _drained(drain)
         await asyncio.sleep(0)
+        if transport.is_closing():  # to wait for a peer that left in order is no error
+            raise ConnectionResetError("connection lost")
 
 
 async def _send(watched: int, part: OpenPart) -> None:

@@ -89,14 +89,18 @@ async def test_they_arrive_as_they_are(files: Files, connection: Streams) -> Non
     assert files.sent == [(0, 4 * SIZE), (SIZE, 2 * SIZE)]
 
 
+@pytest.mark.parametrize("orderly", [True, False])
 async def test_a_reader_that_goes_away_leaves_nothing_open(
-    files: Files, connection: Streams
+    files: Files, connection: Streams, orderly: bool
 ) -> None:
     reader, writer = connection
     writer.write(REQUEST * 3)
     async with asyncio.timeout(10):
         await reader.readexactly(100)
-    writer.transport.abort()
+    if orderly:
+        writer.close()
+    else:
+        writer.transport.abort()
     await files.wait_closed()
     assert files.sent == []
 
