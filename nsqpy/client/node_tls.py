@@ -12,6 +12,8 @@ from nsqpy.net.tls import ClientTLS
 
 __all__ = ["NodeTLS"]
 
+_ENCODING = "latin-1"  # a comment in a PEM may be in any: as bytes, in both directions
+
 
 @dataclass(frozen=True, slots=True)
 class NodeTLS:
@@ -30,9 +32,9 @@ class NodeTLS:
         """Raises ConfigError: a file that cannot be read, is no PEM, or does not fit the others."""
         _context(ca_file, cert_file, key_file, verify)
         return cls(
-            ca=Path(ca_file).read_text() if ca_file and verify else "",
-            cert=Path(cert_file).read_text() if cert_file else "",
-            key=Path(key_file).read_text() if key_file else "",
+            ca=_text_of(ca_file) if verify else "",
+            cert=_text_of(cert_file),
+            key=_text_of(key_file),
             verify=verify,
         )
 
@@ -42,7 +44,7 @@ class NodeTLS:
 
             def written(name: str, text: str) -> str:
                 path = Path(directory, name)
-                path.write_text(text)
+                path.write_text(text, encoding=_ENCODING)
                 return str(path) if text else ""
 
             return _context(
@@ -51,6 +53,10 @@ class NodeTLS:
                 written("key", self.key),
                 self.verify,
             )
+
+
+def _text_of(path: str) -> str:
+    return Path(path).read_text(encoding=_ENCODING) if path else ""
 
 
 def _context(ca_file: str, cert_file: str, key_file: str, verify: bool) -> ssl.SSLContext:

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 Params = Mapping[str, str | int]
 
 _TIMEOUT_S = 30.0
+_SECURED_TIMEOUT_S = 5.0  # one node after the other is asked
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 _ANSWER_MAX_BYTES = 64 << 20
 _EXITING = 503
@@ -406,7 +407,7 @@ def secured(address: NodeAddress) -> NodeAddress:
     A plain port that ``--tls-required`` closes says so; any other is taken for the HTTPS port
     itself, and the next call tells if it is not. Nothing secret is sent in clear.
     """
-    with HTTPNode(address, patience_s=0) as node:
+    with HTTPNode(address, patience_s=0, timeout_s=_SECURED_TIMEOUT_S) as node:
         try:
             answer = node.once("GET", "/ping")
             port = answer.json().get("https_port") if answer.status == _FORBIDDEN else None

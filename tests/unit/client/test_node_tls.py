@@ -27,6 +27,15 @@ def test_what_is_in_the_files_travels(certificates: Certificates) -> None:
     assert ssl.DER_cert_to_PEM_cert(authority).strip() in certificates.ca.read_text()
 
 
+def test_a_comment_in_a_file_may_be_in_any_encoding(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    commented = tmp_path / "ca"
+    commented.write_bytes(b"# Z\xfcrich\n" + certificates.ca.read_bytes())
+    tls = NodeTLS.read(str(commented), "", "", verify=True)
+    assert len(tls.context().get_ca_certs()) == 1
+
+
 def test_nothing_of_it_is_shown(certificates: Certificates) -> None:
     assert repr(read(certificates)) == "NodeTLS(verify=True)"
 
