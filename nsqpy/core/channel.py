@@ -1,8 +1,9 @@
 """A channel: every message of its topic once, shared out among its consumers.
 
 A message is in exactly one place: the window (or unread in the log), in flight, deferred, or
-leased.
-Everything a channel counts is written here and nowhere else. Time arrives as arguments.
+leased. Each place has an owner that counts what is there (``Window``, ``InFlight``,
+``DeferredMessages``, ``LeaseBook``); a channel moves messages from one to another. Time arrives as
+arguments.
 Source: nsqd/channel.go.
 """
 
@@ -94,7 +95,7 @@ class Channel:
         self.timeout_count = 0
         self.finish_count = 0
         self.sampled_out_count = 0
-        self.latency: LatencyWindow | None = None  # the broker's to set, if it is wanted
+        self.latency: LatencyWindow | None = None  # the factory's to set, if it is wanted
 
     @property
     def depth(self) -> int:

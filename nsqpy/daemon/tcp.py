@@ -37,7 +37,7 @@ _UNSENT_LOW_PART = 4
 _UNSENT_STOP_TIMES = 4
 # Publishes that wait for their fsync; one read more may come on top.
 UNSETTLED_HIGH_BYTES = 4 * 1024 * 1024
-# Replies, and bytes read, in one round of the loop, which may read the same socket dozens of times:
+# Replies, and bytes read since the last flush: the loop may read a socket dozens of times a round,
 # the smallest publishes come a hundred thousand to two megabytes, and everybody else would wait.
 OUT_HIGH_COUNT = 4096
 READ_HIGH_BYTES = 256 * 1024

@@ -21,6 +21,7 @@ from nsqpy.options import (
     parse_flags,
     refuse,
 )
+from nsqpy.tools.wording import counted
 from nsqpy.version import RELEASE
 
 __all__ = ["main"]
@@ -138,8 +139,8 @@ def main(arguments: Sequence[str], program: str) -> int:
     except NSQError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1
-    noun = "message" if count == 1 else "messages"
-    sys.stderr.write(f"{program}: drained {count} {noun} of {options.topic} to {options.to}\n")
+    what = counted(count, "message")
+    sys.stderr.write(f"{program}: drained {what} of {options.topic} to {options.to}\n")
     return 0
 
 
