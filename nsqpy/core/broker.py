@@ -21,7 +21,7 @@ from nsqpy.core.channel import Channel
 from nsqpy.core.dead_letter_office import DeadLetterOffice
 from nsqpy.core.dead_letters import REDRIVE_CHANNEL, DeadLetterPolicy
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
-from nsqpy.core.disk_health import DiskHealth, Work
+from nsqpy.core.disk_health import PROBE_MAX_BYTES, DiskHealth, Work
 from nsqpy.core.factory import QueueFactory
 from nsqpy.core.group_commit import GroupCommit, SyncWork
 from nsqpy.core.layout import Layout
@@ -66,7 +66,7 @@ class ConsumerLimitError(NSQError):
 
 
 class Broker:
-    """Owns the topic map. ``wake`` asks the daemon for a turn."""
+    """One daemon's queues, and the turn in which they work. ``wake`` asks the daemon for a turn."""
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class Broker:
         self.error_counts: Counter[ErrorCode] = Counter()
         self.authenticator: Authenticator | None = None  # without one, all may do all
         self._files = files
+        self._random = random
         self._layout = Layout(config.data_path or ".")
         self._agenda = Agenda(wake)
         self._now = start
@@ -123,7 +124,7 @@ class Broker:
 
     @property
     def health(self) -> str:
-        """``OK``, or ``NOK - `` and the last storage error, until a write succeeds again.
+        """``OK``, or ``NOK - `` and the last storage error, until such work succeeds.
 
         While it drains, ``NOK - draining``: nobody should be sent here any more.
         """
@@ -466,7 +467,8 @@ class Broker:
                 self._save_metadata()
             except StorageError as error:
                 self._health.note_fault(error, Work.METADATA)
-        self._health.end_turn()
+        if not agenda.books:  # one of which takes a step in a turn
+            self._health.end_turn()
         if self._commits.changed:
             self._commits.changed = False
             self.deadlines_changed = True
@@ -491,7 +493,7 @@ class Broker:
             try:
                 channel.expire(now)
             except StorageError as error:
-                self.note_fault(error)
+                self._health.note_refused(error, PROBE_MAX_BYTES)  # how many it was is not known
             self._agenda.note_channel(channel)
         self._health.retry(now.monotonic_ns)
 
@@ -524,10 +526,6 @@ class Broker:
 
     # -- storage: faults and syncs ----------------------------------------------------------
 
-    def note_fault(self, error: StorageError) -> None:
-        """The disk refused something."""
-        self._health.note_fault(error)
-
     def _retry_later(self, again: Callable[[], None], error: StorageError) -> None:
         self._health.retry_later(error, again)
 
@@ -539,9 +537,10 @@ class Broker:
         """Raises StorageError: the disk does not take so many bytes."""
         path = self._layout.probe
         try:
+            self._files.make_directory(path.rpartition("/")[0])
             file = self._files.open(path, create=True)
             try:
-                file.write_at([bytes(size_bytes)], 0)
+                file.write_at([self._random.randbytes(size_bytes)], 0)  # nothing to compress
             finally:
                 file.close()
                 self._files.remove(path)

@@ -145,18 +145,19 @@ class Catalogue:
 
     def load_node_id(self) -> None:
         """Find out what this data is called, or give it a name."""
-        path = self._layout.node_id
         try:
-            self.node_id = self._files.read_whole(path).decode().strip()
+            self.node_id = self._files.read_whole(self._layout.node_id).decode().strip()
         except (OSError, ValueError):
             self.node_id = f"{self._random.getrandbits(128):032x}"
-        else:
-            return
+            self._store_node_id()
+
+    def _store_node_id(self) -> None:
+        path = self._layout.node_id
         try:
             self._files.make_directory(path.rpartition("/")[0])
             self._files.replace_whole(path, f"{self.node_id}\n".encode())
         except OSError as error:
-            self._health.note_fault(StorageError.of(path, error))
+            self._health.retry_later(StorageError.of(path, error), self._store_node_id)
 
 
 def _metadata(topic: Topic) -> TopicMetadata:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from nsqpy.clock import MILLISECOND, SECOND, Instant
 from nsqpy.core.deadlines import NEVER, DeadlineHeap
+from nsqpy.core.disk_health import RETRY_NS
 from nsqpy.core.window import Run, store_changed
 from nsqpy.errors import StorageError
 from nsqpy.message import Batch
@@ -21,7 +22,6 @@ __all__ = ["DeferredMessages", "Stored"]
 
 # What is due on disk is a matter of the wall clock, which may be set: it is asked this often.
 _LOOK_MAX_NS = 60 * SECOND
-_RETRY_NS = SECOND // 4
 # One turn takes as many steps on disk, or brings as many messages to memory.
 _STEPS_MAX = 16
 _STEP_MESSAGES = 1024
@@ -225,9 +225,9 @@ class DeferredMessages:
     def retry_later(self, runs: Sequence[Run], now: Instant) -> None:
         """The disk refused: wait for a while with what is due, and with what is on disk."""
         for run in runs:
-            self.hold(run, now.monotonic_ns + _RETRY_NS)
+            self.hold(run, now.monotonic_ns + RETRY_NS)
         if self._look_ns != NEVER:
-            self._look_ns = now.monotonic_ns + _RETRY_NS
+            self._look_ns = now.monotonic_ns + RETRY_NS
 
     def _plan(self, now: Instant) -> None:
         look_ms = self._far.look_ms if self._far is not None else None

@@ -8,21 +8,21 @@ from nsqpy.clock import SECOND
 from nsqpy.core.deadlines import NEVER
 from nsqpy.errors import StorageError
 
-__all__ = ["DiskHealth", "Work"]
+__all__ = ["PROBE_MAX_BYTES", "RETRY_NS", "DiskHealth", "Work"]
 
 log = logging.getLogger(__name__)
 
 _FAULTS_MAX = 100
-_RETRY_NS = SECOND // 4
+RETRY_NS = SECOND // 4  # how long what the disk refused waits before it is tried again
 _PROBE_MIN_BYTES = 4096
-_PROBE_MAX_BYTES = 1024 * 1024
+PROBE_MAX_BYTES = 1024 * 1024
 
 
 class Work(Enum):
     """What the disk can refuse. That one kind succeeds says nothing of another: a full disk often
     takes the few bytes of an acknowledgement and no publish."""
 
-    WRITE = "a publish, or a directory"
+    WRITE = "a publish, what becomes due, a directory"
     QUEUES = "what queues try again"
     METADATA = "nsqd.dat"
     SYNC = "a sync"
@@ -86,7 +86,7 @@ class DiskHealth:
 
     def note_refused(self, error: StorageError, size_bytes: int) -> None:
         """The disk refused a publish of so many bytes."""
-        self._probe_bytes = min(max(size_bytes, self._probe_bytes), _PROBE_MAX_BYTES)
+        self._probe_bytes = min(max(size_bytes, self._probe_bytes), PROBE_MAX_BYTES)
         self.note_fault(error)
 
     def note_success(self, work: Work = Work.WRITE) -> None:
@@ -127,5 +127,5 @@ class DiskHealth:
 
     def _schedule(self) -> None:
         if self.retry_due_ns == NEVER:
-            self.retry_due_ns = self._turn_ns() + _RETRY_NS
+            self.retry_due_ns = self._turn_ns() + RETRY_NS
             self._on_retry()

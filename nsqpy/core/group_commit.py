@@ -7,11 +7,10 @@ The core decides what and when, the daemon runs it in a thread: ``begin``, ``run
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nsqpy.clock import SECOND
 from nsqpy.config import Durability
 from nsqpy.core.agenda import Agenda
 from nsqpy.core.deadlines import NEVER
-from nsqpy.core.disk_health import DiskHealth, Work
+from nsqpy.core.disk_health import RETRY_NS, DiskHealth, Work
 from nsqpy.core.topic import Ticket
 from nsqpy.core.trash import TrashBin
 from nsqpy.errors import StorageError
@@ -19,8 +18,6 @@ from nsqpy.storage.diskqueue import DiskQueue, Moves
 from nsqpy.storage.files import File
 
 __all__ = ["GroupCommit", "SyncWork"]
-
-_RETRY_NS = SECOND // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class GroupCommit:
         health: DiskHealth,
         trash: TrashBin,
     ) -> None:
-        self._stores = durability != Durability.MEMORY
         self._every_write = durability == Durability.FSYNC
         self._timeout_ns = timeout_ns
         self._turn_ns = turn_ns
@@ -78,6 +74,7 @@ class GroupCommit:
         self.changed = False
         self._overdue = False
         self._retry_ns = NEVER
+        self._under_way = False
 
     # -- who waits --------------------------------------------------------------------------
 
@@ -86,8 +83,6 @@ class GroupCommit:
         if self._every_write:
             self._tickets += tickets
             return
-        if self._stores:
-            self._health.note_success()
         for ticket in tickets:
             ticket.complete()
 
@@ -138,8 +133,8 @@ class GroupCommit:
 
     def due(self, now_ns: int) -> bool:
         """Whether a sync should begin now."""
-        if self._retry_ns != NEVER and now_ns < self._retry_ns:
-            return False
+        if self._retry_ns != NEVER:  # also when what it was for has gone meanwhile
+            return now_ns >= self._retry_ns
         if self._every_write:
             return bool(self._tickets or self._unsynced)
         if not self._unsynced:
@@ -152,9 +147,11 @@ class GroupCommit:
         With a sync for every write it is asked at the end of each turn and each sync, and needs
         no timer but to try again.
         """
-        if not self._unsynced or self._every_write:
+        if self._under_way:
+            return NEVER  # ``end`` asks anew
+        if self._retry_ns != NEVER or self._every_write or not self._unsynced:
             return self._retry_ns
-        return max(self._since_ns + self._timeout_ns, self._retry_ns)
+        return self._since_ns + self._timeout_ns
 
     # -- a sync -----------------------------------------------------------------------------
 
@@ -165,6 +162,7 @@ class GroupCommit:
         moved, self._moved = self._moved, {}
         self._overdue = False
         self._retry_ns = NEVER
+        self._under_way = True
         return SyncWork(
             files={queue_log: queue_log.take_unsynced() for queue_log in unsynced},
             moves={queue_log: queue_log.take_moves() for queue_log in moved},
@@ -173,14 +171,13 @@ class GroupCommit:
 
     def end(self, work: SyncWork, error: StorageError | None) -> None:
         """The work ran, or failed and is tried again later: whoever waits for it is told."""
-        if error is not None:
-            self._health.note_fault(error, Work.SYNC)
-            self._retry_ns = self._turn_ns() + _RETRY_NS
-            self.changed = True
-        elif work.files:
+        self._under_way = False
+        self.changed = True
+        if error is None:
             self._health.note_success(Work.SYNC)
-            if work.tickets:
-                self._health.note_success()
+        else:
+            self._health.note_fault(error, Work.SYNC)
+            self._retry_ns = self._turn_ns() + RETRY_NS
         for queue_log, files in work.files.items():
             queue_log.end_sync(files, safe=error is None)
         for queue_log, moves in work.moves.items():

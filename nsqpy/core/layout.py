@@ -9,7 +9,7 @@
     queues/<topic>.topic/<channel>.channel/timers/   what is due later, a log for each slot of time
     queues/<topic>.topic/<channel>.channel/leases/   a log for each lease, and one about them
     queues/node.id                                   a name for this data, for life
-    probe                                            for a moment, to see whether the disk has room
+    queues/probe                                     for a moment, to see whether there is room
 
 The endings keep names such as ``..``, which are legal, from meaning anything to a file system.
 """
@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def probe(self) -> str:
-        return f"{self.root}/probe"
+        return f"{self.root}/queues/probe"
 
     def channel_logs(self, files: Files, topic: str, channel: str) -> list[str]:
         """Every log that a channel has, what is due soonest first. Raises OSError."""

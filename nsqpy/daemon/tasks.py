@@ -127,7 +127,6 @@ class Turn:
         try:
             await self._loop.run_in_executor(None, work.run)
         except StorageError as failure:
-            log.error("sync failed - %s", failure.reason)
             error = failure
         self._sync = None
         if work.files:

@@ -108,7 +108,7 @@ class TestHealth:
     async def test_a_disk_that_refuses_is_no_reason_to_restart(
         self, daemon: Daemon, http: HTTPConnection
     ) -> None:
-        daemon.broker.note_fault(StorageError("/data/x", "no space left on device"))
+        daemon.broker._health.note_fault(StorageError("/data/x", "no space left on device"))
         answer = await http.ask("GET", "/healthz", b"")
         assert answer.status == 503
         fault = "NOK - /data/x: no space left on device"
@@ -145,7 +145,7 @@ class TestMetrics:
         assert found["nsqd_topic_message_bytes_total", "t"] == 8
         assert found["nsqd_channel_deferred", "c", "t"] == 1
         assert found["nsqd_channel_bad_blocks_total", "c", "t"] == 0
-        daemon.broker.note_fault(StorageError("/data/x", "no space left on device"))
+        daemon.broker._health.note_fault(StorageError("/data/x", "no space left on device"))
         assert b"nsqd_healthy 0.0" in (await http.ask("GET", "/metrics", b"")).body
 
 
@@ -336,7 +336,7 @@ class TestAboutTheDaemon:
         answer = await http.ask("GET", "/ping")
         assert is_ok(answer)
         assert "x-nsq-content-type" not in answer.headers
-        daemon.broker.note_fault(StorageError("/data/x", "no space left on device"))
+        daemon.broker._health.note_fault(StorageError("/data/x", "no space left on device"))
         answer = await http.ask("GET", "/ping")
         assert answer.status == 500
         assert answer.body == b"NOK - /data/x: no space left on device"

@@ -41,7 +41,8 @@ class Inode:
 @dataclass
 class Fault:
     """The next ``times`` calls of ``operation`` on a path containing ``path`` fail, after
-    ``skip`` that succeed; ``torn`` is how many bytes of a failing write get through."""
+    ``skip`` that succeed; ``torn`` is how many bytes of a failing write get through, and writes
+    of fewer than ``min_bytes`` succeed."""
 
     operation: str
     skip: int
@@ -49,6 +50,7 @@ class Fault:
     errno: int
     torn: int
     path: str
+    min_bytes: int
 
 
 class FakeFile:
@@ -65,7 +67,7 @@ class FakeFile:
         content = b"".join(buffers)
         assert content, "an empty write"
         data = self._inode.data
-        fault = self._files.fault("write", self.path)
+        fault = self._files.fault("write", self.path, len(content))
         if fault is not None:
             content = content[: fault.torn]
         assert offset <= len(data) or not content, "a write behind the end leaves a hole"
@@ -187,16 +189,18 @@ class FakeFiles:
         errno: int = codes.ENOSPC,
         torn: int = 0,
         path: str = "",
+        min_bytes: int = 0,
     ) -> None:
         """Let calls of ``operation`` fail; ``times`` -1 is until ``heal``."""
-        self._faults.append(Fault(operation, skip, times, errno, torn, path))
+        self._faults.append(Fault(operation, skip, times, errno, torn, path, min_bytes))
 
     def heal(self) -> None:
         self._faults.clear()
 
-    def fault(self, operation: str, path: str) -> Fault | None:
+    def fault(self, operation: str, path: str, size_bytes: int = 0) -> Fault | None:
         for fault in self._faults:
-            if fault.operation == operation and fault.path in path and fault.times:
+            fits = fault.path in path and size_bytes >= fault.min_bytes
+            if fault.operation == operation and fits and fault.times:
                 if fault.skip:
                     fault.skip -= 1
                     continue

@@ -212,15 +212,15 @@ class TestFaults:
         node.crash()
         assert node.channel("t", "c").depth == 1
 
-    def test_room_for_an_acknowledgement_is_no_room_for_a_publish(
+    def test_room_for_something_small_is_no_room_for_a_publish(
         self, node: Node, caplog: pytest.LogCaptureFixture
     ) -> None:
         consumer = node.subscribe("t", "c", ready_count=1)
         node.publish("t", *[b"%d" % number for number in range(10)])
-        node.files.fail("write", times=-1, path=".segment")
-        node.files.fail("write", times=-1, path="probe")
+        node.files.fail("write", times=-1, min_bytes=5000)
         for _ in range(10):
-            assert isinstance(node.publish("t", b"refused"), StorageError)
+            assert isinstance(node.publish("t", bytes(5000)), StorageError)
+            assert node.publish("t", b"small") is None
             (message,) = consumer.take()
             consumer.finish(message.id)
             node.settle()
@@ -231,6 +231,21 @@ class TestFaults:
         node.advance(SECOND)  # nobody publishes
         assert node.broker.health == "OK"
         assert node.files.paths("probe") == []
+
+    def test_what_is_due_and_cannot_be_stored(self, caplog: pytest.LogCaptureFixture) -> None:
+        node = Node(mem_queue_size=4)
+        node.subscribe("t", "c")
+        node.publish("t", *[b"%d" % number for number in range(4)])
+        for _ in range(6):
+            node.publish("t", bytes(100_000), delay_ns=SECOND)
+        node.files.fail("write", times=-1, min_bytes=20_000)
+        for _ in range(20):
+            node.advance(SECOND)
+            assert node.broker.health.startswith("NOK - ")
+        assert "takes writes again" not in caplog.text
+        node.files.heal()
+        node.advance(SECOND)
+        assert node.broker.health == "OK"
 
     def test_acknowledgements_are_written_when_there_is_room_again(self, node: Node) -> None:
         consumer = node.subscribe("t", "c", ready_count=9)

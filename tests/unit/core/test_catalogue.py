@@ -84,5 +84,21 @@ def test_a_disk_that_cannot_keep_the_name_does_not_stop_the_start(node: Node) ->
     node.files = node.files.after_kill()
     node.files.fail("write", times=-1)
     node._start()
-    assert len(node.broker.node_id) == 32
+    name = node.broker.node_id
+    assert len(name) == 32
     assert node.broker.health.startswith("NOK - data/")
+    node.files.heal()
+    node.advance(SECOND)
+    assert node.broker.health == "OK"
+    node.crash()
+    assert node.broker.node_id == name
+
+
+def test_a_file_of_somebody_else_is_left_alone(node: Node) -> None:
+    node.files.replace_whole("data/probe", b"mine")
+    node.files.fail("write", times=1, path=".segment")
+    node.publish("t", b"refused")
+    node.advance(SECOND)
+    assert node.broker.health == "OK"
+    node.crash()
+    assert bytes(node.files.content("data/probe")) == b"mine"

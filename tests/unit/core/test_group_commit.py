@@ -4,6 +4,8 @@ import pytest
 
 from nsqpy.clock import SECOND
 from nsqpy.config import Durability
+from nsqpy.core.deadlines import NEVER
+from nsqpy.core.disk_health import RETRY_NS
 from nsqpy.errors import StorageError
 from tests.unit.core.node import Node
 
@@ -80,3 +82,46 @@ class TestSync:
         node.broker.end_sync(work, error)
         assert ticket.error is error
         assert node.broker.health == "NOK - sync: Input/output error"
+
+    @pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC])
+    @pytest.mark.parametrize("deleted", [False, True])
+    def test_a_failed_sync_is_tried_again_though_its_files_have_gone(
+        self, durability: Durability, deleted: bool
+    ) -> None:
+        node = Node(durability=durability, sync_timeout_ns=2 * SECOND)
+        node.publish_later("t", b"1")
+        node.turn()
+        node.clock.advance(2 * SECOND)
+        node.turn()
+        assert node.broker.sync_due(node.clock.now())
+        work = node.broker.begin_sync()
+        if deleted:
+            node.broker.delete_topic("t")
+        node.broker.end_sync(work, StorageError("sync", "Input/output error"))
+        node.settle()
+        node.clock.advance(RETRY_NS - 1)
+        assert not node.broker.sync_due(node.clock.now())
+        assert node.broker.next_deadline_ns() == node.clock.monotonic_ns() + 1
+        node.clock.advance(1)
+        assert node.broker.sync_due(node.clock.now())
+        node.sync()
+        assert node.broker.health == "OK"
+        assert not node.broker.sync_due(node.clock.now())
+
+    def test_while_one_is_under_way_there_is_no_deadline_for_the_next(self) -> None:
+        node = Node(sync_timeout_ns=2 * SECOND)
+        node.subscribe("t", "c", ready_count=0)
+        node.publish("t", b"1")
+        node.clock.advance(2 * SECOND)
+        work = node.broker.begin_sync()
+        node.publish_later("t", b"2")
+        node.settle()
+        node.clock.advance(3 * SECOND)
+        node.settle()
+        now_ns = node.clock.monotonic_ns()
+        deadline_ns = node.broker.next_deadline_ns()
+        assert deadline_ns == NEVER or deadline_ns > now_ns
+        work.run()
+        node.broker.end_sync(work, None)
+        node.settle()
+        assert node.broker.sync_due(node.clock.now())

@@ -40,11 +40,11 @@ class KillableFiles(FakeFiles):
         self.kill_at = -1
         self.operations = 0
 
-    def fault(self, operation: str, path: str) -> Fault | None:
+    def fault(self, operation: str, path: str, size_bytes: int = 0) -> Fault | None:
         if self.operations == self.kill_at:
             raise Killed
         self.operations += 1
-        return super().fault(operation, path)
+        return super().fault(operation, path, size_bytes)
 
     def rename(self, source: str, target: str) -> None:
         if source not in self._directories:
