@@ -235,6 +235,14 @@ class Broker:
             self._announce(name, None, True)
         return topic
 
+    def channel(self, topic_name: str, name: str) -> Channel:
+        """A channel that exists.
+
+        Raises:
+            NotFoundError.
+        """
+        return self._catalogue.channel(topic_name, name)
+
     def create_channel(self, topic_name: str, name: str) -> Channel:
         """The channel of an existing topic, created if it is new.
 
@@ -285,11 +293,11 @@ class Broker:
         self._catalogue.topic(name).empty()
 
     def pause_channel(self, topic_name: str, name: str) -> None:
-        self._catalogue.channel(topic_name, name).pause()
+        self.channel(topic_name, name).pause()
         self._save_metadata()
 
     def unpause_channel(self, topic_name: str, name: str) -> None:
-        self._catalogue.channel(topic_name, name).unpause()
+        self.channel(topic_name, name).unpause()
         self._save_metadata()
 
     def empty_channel(self, topic_name: str, name: str, now: Instant) -> None:
@@ -298,7 +306,7 @@ class Broker:
         Raises:
             NotFoundError.
         """
-        self._catalogue.channel(topic_name, name).empty(now)
+        self.channel(topic_name, name).empty(now)
 
     # -- dead letters -----------------------------------------------------------------------
 
@@ -308,7 +316,7 @@ class Broker:
         Raises:
             NotFoundError.
         """
-        return self._dead_letters.policy_of(self._catalogue.channel(topic_name, name))
+        return self._dead_letters.policy_of(self.channel(topic_name, name))
 
     def set_channel_config(self, topic_name: str, name: str, policy: DeadLetterPolicy) -> None:
         """From here on failed deliveries are treated as ``policy`` says, over restarts too.
@@ -318,7 +326,7 @@ class Broker:
             ConfigError: the dead letter topic cannot be this, or is that of another channel, so
                 that nobody could tell whose messages a redrive takes from there.
         """
-        self._dead_letters.set_policy(self._catalogue.channel(topic_name, name), policy)
+        self._dead_letters.set_policy(self.channel(topic_name, name), policy)
         self._save_metadata()
 
     def _dead_letter_topic(self, name: str) -> Topic:
@@ -338,7 +346,7 @@ class Broker:
             StorageError: those that were not sent back are dead letters still.
         """
         self._refuse_if_exiting()
-        channel = self._catalogue.channel(topic_name, name)
+        channel = self.channel(topic_name, name)
         return self._dead_letters.redrive(channel, max_messages, now)
 
     def _make_topic(self, name: str) -> Topic:

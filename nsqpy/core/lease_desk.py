@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from nsqpy.clock import Instant
 from nsqpy.core.broker import Broker
-from nsqpy.core.catalogue import NotFoundError
 from nsqpy.core.channel import Channel
 from nsqpy.core.lease import Lease, LeaseGoneError, LeaseRefusedError, LeaseRequest, LeaseState
 from nsqpy.core.lease_book import LeaseBook
@@ -65,12 +64,7 @@ class LeaseDesk:
     def _book(self, topic: str, name: str) -> LeaseBook:
         if self._broker.exiting:
             raise ExitingError
-        found = self._broker.topics.get(topic)
-        if found is None:
-            raise NotFoundError("topic", topic)
-        channel = found.channels.get(name)
-        if channel is None:
-            raise NotFoundError("channel", name)
+        channel = self._broker.channel(topic, name)
         if channel.leases is None:
             raise LeaseRefusedError("EPHEMERAL_CHANNEL")
         return channel.leases

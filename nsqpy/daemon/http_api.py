@@ -9,8 +9,7 @@ import json
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from nsqpy.clock import Clock
 from nsqpy.config import TLSRequired, change_config, config_value, split_address
 from nsqpy.core.broker import DrainingError
-from nsqpy.core.catalogue import NotFoundError
 from nsqpy.core.dead_letters import DeadLetterPolicy
 from nsqpy.core.stats import MemoryStats, restrict, stats_json, stats_text
 from nsqpy.core.topic import ExitingError, Ticket
@@ -38,8 +36,9 @@ from nsqpy.daemon.lease_api import LeaseAPI
 from nsqpy.daemon.lookup import Lookups
 from nsqpy.daemon.memory import MemoryMeter
 from nsqpy.daemon.metrics import Metrics
+from nsqpy.daemon.refusals import refusals
 from nsqpy.daemon.statsd import expanded_prefix
-from nsqpy.errors import ConfigError, NSQError, StorageError
+from nsqpy.errors import ConfigError, NSQError
 from nsqpy.logs import set_level
 from nsqpy.names import is_valid_name
 from nsqpy.net.http import (
@@ -89,14 +88,14 @@ class HTTPApi:
         *,
         hostname: str,
         tcp_port: int,
-        lookups: Lookups | None = None,
-        drain: Drain | None = None,
-        gatekeeper: Gatekeeper | None = None,
-        metrics: Metrics | None = None,
+        lookups: Lookups,
+        drain: Drain,
+        gatekeeper: Gatekeeper | None,
+        metrics: Metrics,
     ) -> None:
         self._broker = broker
-        self._lookups = lookups or Lookups(broker, hostname)
-        self._drain = drain or Drain(broker, clock, self._lookups.leave)
+        self._lookups = lookups
+        self._drain = drain
         self._access = Access(gatekeeper)
         self._clock = clock
         self._started_ns = clock.now().monotonic_ns
@@ -105,7 +104,7 @@ class HTTPApi:
         self._http_port = 0
         self._https_port = 0
         self._memory = MemoryMeter()
-        self._metrics = metrics or Metrics(broker)
+        self._metrics = metrics
         self._limit = ConnectionLimit("HTTP", broker.config.max_connections)
         self._server = HTTPServer(self._access.guard(self._routes()), log_request, self._limit)
         self._metrics.http = self._server
@@ -286,7 +285,7 @@ class HTTPApi:
 
     async def _get_channel_config(self, request: Request) -> Reply:
         topic, channel = _topic_and_channel(request.query)
-        with _refusals():
+        with refusals():
             return json_reply(self._broker.channel_config(topic, channel).as_json())
 
     async def _set_channel_config(self, request: Request) -> Reply:
@@ -296,7 +295,7 @@ class HTTPApi:
             policy = DeadLetterPolicy.from_json(json.loads(body))
             if policy.dead_letter_topic:
                 self._access.require(request, Role.ADMIN, policy.dead_letter_topic)
-            with _refusals():
+            with refusals():
                 self._broker.set_channel_config(topic, channel, policy)
         except ConfigError as error:
             raise HTTPError(400, f"INVALID_CONFIG {error}") from None
@@ -310,7 +309,7 @@ class HTTPApi:
         wanted = query.get("max", str(_REDRIVE_MAX_MESSAGES))
         if not re.fullmatch("[1-9][0-9]{0,5}", wanted) or int(wanted) > _REDRIVE_MAX_MESSAGES:
             raise HTTPError(400, "INVALID_ARG_MAX")
-        with _refusals():
+        with refusals():
             count, left = self._broker.redrive(topic, channel, int(wanted), self._clock.now())
         return json_reply({"count": count, "left": left})
 
@@ -431,23 +430,9 @@ def _on_channel(act: Callable[[str, str], object]) -> Handler:
 
 def _done(act: Callable[[], object]) -> Reply:
     """Call; an empty 200, or the refusal."""
-    with _refusals():
+    with refusals():
         act()
     return EMPTY
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """The broker's errors as the API's."""
-    try:
-        yield
-    except NotFoundError as error:
-        raise HTTPError(404, f"{error.kind.upper()}_NOT_FOUND") from None
-    except ExitingError:
-        raise HTTPError(503, "EXITING") from None
-    except StorageError as error:
-        log.error("%s", error)
-        raise HTTPError(500, "INTERNAL_ERROR") from error
 
 
 def _valid_topic(query: Mapping[str, str]) -> str:

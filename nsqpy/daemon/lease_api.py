@@ -8,7 +8,6 @@ from functools import partial
 
 from nsqpy.clock import MILLISECOND, Clock
 from nsqpy.core.broker import Broker
-from nsqpy.core.catalogue import NotFoundError
 from nsqpy.core.channel import Channel
 from nsqpy.core.lease import (
     Lease,
@@ -22,8 +21,8 @@ from nsqpy.core.lease import (
 from nsqpy.core.lease_book import LeaseBook
 from nsqpy.core.lease_desk import LeaseDesk, Outcome
 from nsqpy.core.lease_taker import ChannelGoneError
-from nsqpy.core.topic import ExitingError
 from nsqpy.daemon.access import Access
+from nsqpy.daemon.refusals import refusals
 from nsqpy.errors import StorageError
 from nsqpy.gojson import JSON
 from nsqpy.net.http import (
@@ -229,20 +228,17 @@ def _outcome(outcome: Outcome) -> JSON:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """The core's errors as the API's."""
-    try:
-        yield
-    except NotFoundError as error:
-        raise HTTPError(404, f"{error.kind.upper()}_NOT_FOUND") from None
-    except LeaseRefusedError as error:
-        raise HTTPError(_STATUS.get(error.code, 400), error.code) from None
-    except LeaseGoneError as error:
-        raise _GoneHTTPError(error.state) from None
-    except (ExitingError, ChannelGoneError):
-        raise HTTPError(503, "EXITING") from None
-    except StorageError as error:
-        log.error("%s", error)
-        raise HTTPError(503, "EXITING") from error
+    """As of the other calls. A disk that refuses is no reason to give up: every call may be
+    repeated."""
+    with refusals(if_storage=(503, "EXITING")):
+        try:
+            yield
+        except LeaseRefusedError as error:
+            raise HTTPError(_STATUS.get(error.code, 400), error.code) from None
+        except LeaseGoneError as error:
+            raise _GoneHTTPError(error.state) from None
+        except ChannelGoneError:
+            raise HTTPError(503, "EXITING") from None
 
 
 class _GoneHTTPError(HTTPError):

@@ -13,10 +13,10 @@ from nsqpy.config import NsqdConfig
 from nsqpy.core.broker import Broker
 from nsqpy.daemon.access import NEEDS
 from nsqpy.daemon.auth import Gatekeeper
-from nsqpy.daemon.http_api import HTTPApi
 from nsqpy.net.http import Router
 from nsqpy.storage.files import OSFiles
 from nsqpy.tokens import Role, hash_token, parse_tokens
+from tests.integration.api import make_api
 from tests.integration.http_exchange import Answer, HTTPConnection
 
 # Callers: a token of each role on the topic "own" alone, one of each on every topic, a token
@@ -42,7 +42,7 @@ class Daemon:
         self.broker = Broker(config, OSFiles(), Random(0), wake=self._wake, start=clock.now())
         gatekeeper = Gatekeeper(clock, parse_tokens(token_file()))
         self.broker.authenticator = gatekeeper
-        self.api = HTTPApi(self.broker, clock, hostname="vm", tcp_port=4150, gatekeeper=gatekeeper)
+        self.api = make_api(self.broker, clock, gatekeeper=gatekeeper)
 
     def _wake(self) -> None:
         asyncio.get_running_loop().call_soon(lambda: self.broker.turn(self._clock.now()))

@@ -15,7 +15,6 @@ import pytest
 from nsqpy.clock import MILLISECOND, SystemClock
 from nsqpy.config import NsqdConfig
 from nsqpy.core.broker import Broker
-from nsqpy.daemon.http_api import HTTPApi
 from nsqpy.daemon.lookup import Lookups
 from nsqpy.daemon.lookup_peer import Limits
 from nsqpy.net.http import json_reply
@@ -31,6 +30,7 @@ from nsqpy.protocol.lookup import (
 from nsqpy.storage.files import OSFiles
 from nsqpy_lookupd.app import Lookupd
 from nsqpy_lookupd.config import LookupdConfig
+from tests.integration.api import make_api
 from tests.integration.http_exchange import HTTPConnection
 from tests.integration.scripted_lookupd import ScriptedLookupd
 
@@ -344,9 +344,7 @@ class TestAddresses:
         async with real_lookupd() as lookupd:
             member = join()
             member.create("t")
-            api = HTTPApi(
-                member.broker, member.clock, hostname="vm", tcp_port=4150, lookups=member.lookups
-            )
+            api = make_api(member.broker, member.clock, lookups=member.lookups)
             http = await HTTPConnection.open(await api.listen("127.0.0.1:0"))
             path = "/config/nsqlookupd_tcp_addresses"
             answer = await http.ask("PUT", path, json.dumps([lookupd.tcp_address]).encode())

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from nsqpy.clock import SystemClock
 from nsqpy.config import NsqdConfig
 from nsqpy.core.broker import Broker
-from nsqpy.daemon.http_api import HTTPApi
 from nsqpy.errors import StorageError
 from nsqpy.storage.files import OSFiles
+from tests.integration.api import make_api
 from tests.integration.http_exchange import Answer, HTTPConnection
 
 MAX_MSG_SIZE = 100
@@ -38,7 +38,7 @@ class Daemon:
         self.held = False
         self.turns_wanted = asyncio.Event()
         self.broker = Broker(config, OSFiles(), Random(0), wake=self._wake, start=self._clock.now())
-        self.api = HTTPApi(self.broker, self._clock, hostname="vm", tcp_port=4150)
+        self.api = make_api(self.broker, self._clock)
 
     def _wake(self) -> None:
         self.turns_wanted.set()

@@ -12,8 +12,8 @@ import pytest
 from nsqpy.clock import SystemClock
 from nsqpy.config import NsqdConfig
 from nsqpy.core.broker import Broker
-from nsqpy.daemon.http_api import HTTPApi
 from nsqpy.storage.files import OSFiles
+from tests.integration.api import make_api
 from tests.integration.http_exchange import Answer, HTTPConnection
 from tests.unit.core.leasing import messages_of
 
@@ -29,7 +29,7 @@ class Daemon:
         now = self._clock.now()
         self.broker = Broker(config, OSFiles(), Random(0), wake=self._wake, start=now)
         self.broker.load(now)
-        self.api = HTTPApi(self.broker, self._clock, hostname="vm", tcp_port=4150)
+        self.api = make_api(self.broker, self._clock)
         self.held = False
         self.woken = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
