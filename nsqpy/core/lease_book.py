@@ -156,8 +156,10 @@ class LeaseBook:
             self._go_on(lease)
 
     def _go_on(self, lease: Lease) -> None:
-        """The channel's log has let go of a lease that has ended: now it may be cleared away."""
-        if lease.state is LeaseState.COMMITTED or "taken" not in lease.records:
+        """The channel's log has let go of a lease that has ended: now it may be cleared away. One
+        that goes back and still has messages has lost its record of being taken to damage."""
+        owes = lease.log is not None and lease.log.depth > 0
+        if lease.state is LeaseState.COMMITTED or ("taken" not in lease.records and not owes):
             self._scrap(lease)
         else:
             self._returner.begin(lease)

@@ -443,6 +443,20 @@ class TestDamage:
         assert Tenant(node).state("a") == "expired"
         assert node.channel("t", "c").leased_count == 0
 
+    def test_of_its_record_while_it_waits_to_go_back(self) -> None:
+        node = node_with(10)
+        Tenant(node).take("a", 6, ttl_ns=SECOND)
+        node.files.fail("write", times=-1, path="c.channel/queue")
+        node.advance(2 * SECOND)
+        assert counts(node) == (4, 6, 0)
+        (path,) = [path for path in node.files.paths(".segment") if f"{LEASES}/journal" in path]
+        node.files.content(path)[100] ^= 1  # in the first block: that it was taken
+        node.files.heal()
+        node.crash()
+        node.settle()
+        assert node.channel("t", "c").leased_count == 0
+        assert {body for body, _ in drained(node)} == {b"%d" % number for number in range(10)}
+
 
 class TestDeadLetters:
     @pytest.fixture
