@@ -3,12 +3,17 @@
 import random
 import socket
 
-__all__ = ["free_ports"]
+__all__ = ["free_port", "free_ports"]
 
 # Below every system's ephemeral ports: while nobody listens, a client that tries to connect to
 # an ephemeral port may be given that port as its own, and then talk to itself.
 _PORTS = range(20_000, 30_000)
 _TRIES = 200
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:

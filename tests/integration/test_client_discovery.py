@@ -15,8 +15,8 @@ from nsqpy.errors import ConfigError, ConnectionClosed, LocalProtocolError, Serv
 from tests.integration.fake_lookupd import FakeLookupd
 from tests.integration.fake_nsqd import DEADLINE_S, FakeNsqd, message_frame
 from tests.integration.test_client_consumer import fin, ignore
-from tests.integration.test_client_producer import free_port
 from tests.integration.test_client_tools import end, run, start
+from tests.ports import free_port
 
 FAST = client_options(
     {"lookupd_poll_interval": "10ms", "lookupd_poll_jitter": 0, "discovery_timeout": "200ms"}

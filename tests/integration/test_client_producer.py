@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ from nsqpy.client.options import client_options
 from nsqpy.errors import ConfigError, ConnectionClosed, LocalProtocolError, ServerError
 from nsqpy.protocol.frames import OK_FRAME
 from tests.integration.fake_nsqd import FakeNsqd
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 async def test_publishes_one_many_and_deferred() -> None:

@@ -27,7 +27,8 @@ from nsqpy.client.nodes import HTTPNode, NodeAddress, NodeUnavailable
 from nsqpy.errors import NSQError
 from nsqpy.options import option, parse_flags
 from tests.e2e.daemon import Daemon, wait_until
-from tests.spark.messages import CHANNEL, TOPIC, free_port, waiting
+from tests.ports import free_port
+from tests.spark.messages import CHANNEL, TOPIC, waiting
 
 __all__ = ["main"]
 

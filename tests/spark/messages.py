@@ -1,7 +1,6 @@
 """What tests publish, and how they compare what came out: counts, and a hash of all ids."""
 
 import hashlib
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ __all__ = [
     "fail_always",
     "fail_once",
     "fingerprint",
-    "free_port",
     "publish",
     "wait_listed",
     "waiting",
@@ -87,15 +85,6 @@ def fail_once(directory: Path) -> "Callable[[Iterator[Any]], Iterator[Any]]":
                 raise RuntimeError("this attempt fails on purpose")
 
     return pass_on
-
-
-def free_port() -> int:
-    """A port for a daemon that comes back under its address: none that the system gives away."""
-    for port in range(21_000, 29_000):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise AssertionError("no free port")
 
 
 def fail_always() -> "Callable[[Iterator[Any]], Iterator[Any]]":

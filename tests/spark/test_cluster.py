@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.daemon import Daemon, wait_until
-from tests.spark.messages import bodies_of, fingerprint, free_port, publish, waiting
+from tests.ports import free_port
+from tests.spark.messages import bodies_of, fingerprint, publish, waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,13 +9,13 @@ import pytest
 from nsqpy.spark import AlreadyDrained, LeaseLost, UnreadWarning, commit, drain
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon, wait_until
+from tests.ports import free_port
 from tests.spark.messages import (
     CHANNEL,
     TOPIC,
     bodies_of,
     fail_once,
     fingerprint,
-    free_port,
     publish,
     waiting,
 )

@@ -13,13 +13,13 @@ from nsqpy.client.nodes import NodeRefused, NodeUnavailable, TopicNotFound
 from nsqpy.errors import ConfigError
 from nsqpy.spark import drain
 from tests.e2e.daemon import Daemon
+from tests.ports import free_port
 from tests.spark.conftest import StartListed
 from tests.spark.messages import (
     CHANNEL,
     TOPIC,
     bodies_of,
     fingerprint,
-    free_port,
     publish,
     wait_listed,
     waiting,

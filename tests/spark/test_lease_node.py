@@ -11,7 +11,8 @@ from nsqpy.clock import SECOND
 from tests.certificates import Certificates
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
-from tests.spark.messages import CHANNEL, TOPIC, free_port, publish, waiting
+from tests.ports import free_port
+from tests.spark.messages import CHANNEL, TOPIC, publish, waiting
 
 MINUTE = 60 * SECOND
 

@@ -12,12 +12,12 @@ from nsqpy.spark import drain
 from nsqpy.tokens import hash_token
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon
+from tests.ports import free_port
 from tests.spark.conftest import StartListed
 from tests.spark.messages import (
     CHANNEL,
     bodies_of,
     fingerprint,
-    free_port,
     publish,
     wait_listed,
 )

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import StartDaemon
 from tests.e2e.daemon import Daemon, wait_until
+from tests.ports import free_port
 from tests.spark.driver import keyed_by_batch
 from tests.spark.messages import (
     CHANNEL,
@@ -20,7 +21,6 @@ from tests.spark.messages import (
     fail_always,
     fail_once,
     fingerprint,
-    free_port,
     publish,
     waiting,
 )
