@@ -196,26 +196,23 @@ class Topic:
                 batches.append(encode_batch(part, ids, now.wall_ns, due_ns))
         return batches
 
-    def pump(self, now: Instant) -> bool:
+    def pump(self, now: Instant) -> None:
         """Copy what is queued in the topic to every channel, a bounded amount a turn.
-
-        Returns whether there was anything to copy.
 
         Raises:
             StorageError: it stays queued in the topic; channels that have taken it already
                 do not get it again.
         """
         if self.is_empty() or not self.channels or self.paused or self.held or self.exiting:
-            return False
+            return
         if self._stretch is None:
             runs = self._window.take(PUMP_MAX_MESSAGES, PUMP_MAX_BYTES)
             if not runs:
-                return False  # all that was left is damaged and has been set aside
+                return  # all that was left is damaged and has been set aside
             self._stretch = Stretch(runs)
         self.end_stretch(now)
         if not self._window.is_empty():
             self._agenda.note_topic(self)
-        return True
 
     def end_stretch(self, now: Instant) -> None:
         """Give what is on its way to the channels that have not taken it yet.
